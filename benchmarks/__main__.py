@@ -122,7 +122,7 @@ async def _steps(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
-async def _held(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+async def _held_deliberations(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     counts = (10, 50) if args.quick else (10, 100, 1000)
     _announce(f"{', '.join(map(str, counts))} deliberations held at once")
     async with running_stub() as stub:
@@ -208,7 +208,7 @@ PARTS: dict[str, Part] = {
     "text": _text,
     "tools": _tools,
     "steps": _steps,
-    "held": _held,
+    "held": _held_deliberations,
     "contexts": _contexts,
     "commands": _commands,
     "transfer": _transfer,

@@ -140,12 +140,16 @@ def _parents(root: Path) -> Iterator[Path]:
             yield from _unified_parents(unified, unified / paths[""])
 
 
-def _unified_parents(mount: Path, own: Path) -> list[Path]:
+def _unified_parents(mount: Path, own_group: Path) -> list[Path]:
     """Return this process's group and its parent, first the one that delegates `memory`.
 
     Sandboxes limit memory and processes in their own groups, which are created below it.
     """
-    parents = [path for path in (own, own.parent) if path.is_relative_to(mount) and path.is_dir()]
+    parents = [
+        path
+        for path in (own_group, own_group.parent)
+        if path.is_relative_to(mount) and path.is_dir()
+    ]
     for parent in parents:
         with suppress(OSError):  # refused if the group contains processes
             (parent / "cgroup.subtree_control").write_text("+memory +pids", encoding="ascii")

@@ -123,7 +123,7 @@ def simulate(
     for _ in range(at_once):
         env.process(caller())
     env.run(until=seconds * 1000)
-    waits = [wait for end, wait in ended if end >= seconds * 100]
+    waits = [wait for end_time, wait in ended if end_time >= seconds * 100]
     return Load(len(waits) / (seconds * 0.9), statistics.median(waits) / 1000)
 
 

@@ -99,12 +99,12 @@ async def _wait_for_workspaces(count: int) -> None:
     more seconds for it.
     """
     until = time.monotonic() + _READY_SECONDS
-    job, ready = "{.metadata.labels.job-name}", "{.status.containerStatuses[*].ready}"
+    job, readiness = "{.metadata.labels.job-name}", "{.status.containerStatuses[*].ready}"
     while True:
         jobs = sorted(
             (await _list("jobs", "{.metadata.name}")).split()
         )  # the Job of a workspace is deleted when it closes
-        lines = (await _list("pods", f"{job} {ready}")).splitlines()
+        lines = (await _list("pods", f"{job} {readiness}")).splitlines()
         pods = [line.split() for line in lines]
         if (
             len(jobs) == count

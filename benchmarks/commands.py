@@ -46,7 +46,7 @@ UNREACHABLE, UNAUTHORIZED, FIRST_EVENT = (
     "deliberate: API key rejected",
     "deliberate: first event",
 )
-READY, LISTED = "serve: ready", "list: 10,000 tasks, while serving"
+SERVE_READY, LISTED = "serve: ready", "list: 10,000 tasks, while serving"
 _TASKS, _CONCURRENCY = 10_000, 64
 _UNUSABLE_CODE = 2
 """The exit code if the model server is unusable."""
@@ -57,7 +57,7 @@ _FILES = {
 }
 
 
-async def _start(
+async def _start_process(
     argv: Sequence[str], folder: Path, extra_env: Mapping[str, str], output: int
 ) -> asyncio.subprocess.Process:
     env = {name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")}
@@ -80,7 +80,7 @@ async def _run_seconds(
 ) -> float | None:
     """Return the wall seconds of one process; None if it exits with another code."""
     start = time.perf_counter()
-    process = await _start(argv, folder, extra_env, asyncio.subprocess.DEVNULL)
+    process = await _start_process(argv, folder, extra_env, asyncio.subprocess.DEVNULL)
     code = await process.wait()
     return time.perf_counter() - start if code == exit_code else None
 
@@ -91,7 +91,7 @@ async def _first_event_seconds(argv: Sequence[str], folder: Path, **extra_env: s
     Return None if there is no such line.
     """
     start = time.perf_counter()
-    process = await _start(argv, folder, extra_env, asyncio.subprocess.PIPE)
+    process = await _start_process(argv, folder, extra_env, asyncio.subprocess.PIPE)
     if process.stdout is None:
         raise AssertionError("stdout is not a pipe")
     try:
@@ -207,10 +207,10 @@ async def _write_tasks(data: Path) -> None:
                 winner_id=seats[0],
                 agent_count=len(seats),
             )
-            requested = dump(deliberation) | {"request_digest": "", "num_agents": len(seats)}
+            request_data = dump(deliberation) | {"request_digest": "", "num_agents": len(seats)}
             async with slots:
                 for kind, event_data in (
-                    (EventType.DELIBERATION_REQUESTED, requested),
+                    (EventType.DELIBERATION_REQUESTED, request_data),
                     (EventType.DELIBERATION_STARTED, {"seats": list(seats)}),
                     (EventType.DELIBERATION_DECIDED, dump(outcome)),
                 ):
@@ -233,7 +233,7 @@ async def _measure_server(folder: Path, times: int) -> dict[str, float | None]:
         argv = (sys.executable, "-m", "moothall", "list")
         async with run_server(data, stub.base_url, DEFERRED_GRAPH):
             list_seconds = await _median(argv, data, times)
-    return {READY: statistics.median(starts[1:]), LISTED: list_seconds}
+    return {SERVE_READY: statistics.median(starts[1:]), LISTED: list_seconds}
 
 
 async def measure(folder: Path, times: int) -> dict[str, float]:

@@ -106,9 +106,9 @@ async def compare(
                     await measure(app, stub, case)
                 )
                 before, start = app.system.cpu_usage(), time.perf_counter()
-                for other in rivals:
-                    runs.setdefault(other.name, {}).setdefault(case.name, []).append(
-                        await _measure_rival(other, stub, case)
+                for rival in rivals:
+                    runs.setdefault(rival.name, {}).setdefault(case.name, []).append(
+                        await _measure_rival(rival, stub, case)
                     )
                 if rivals:
                     idle_cpu = idle_cpu.plus(app.system.cpu_usage().since(before))
@@ -119,7 +119,7 @@ async def compare(
             for case_name, run in synced.runs.items():
                 runs.setdefault(SYNCED, {}).setdefault(case_name, []).append(run)
         memory |= {MOOTHALL: app.system.memory_usage()}
-        memory |= {other.name: other.system.memory_usage() for other in rivals}
+        memory |= {rival.name: rival.system.memory_usage() for rival in rivals}
         versions = runnable.versions | await installed_versions(python, PACKAGES) if names else {}
     share = idle_cpu.over(rival_seconds) if rivals else CpuUsage({"serve": math.nan})
     return Comparison(runs, memory, share, versions, runnable.left_out)
@@ -143,8 +143,8 @@ async def _prepare_rivals(names: Sequence[str], announce: Announce) -> _Runnable
         server, version = await ensure_restate()
     except MissingRequirement as error:
         announce(f"Restate is left out: {error}")
-        others = [name for name in names if name != RESTATE]
-        return _RunnableRivals(others, left_out={RESTATE: str(error)})
+        runnable = [name for name in names if name != RESTATE]
+        return _RunnableRivals(runnable, left_out={RESTATE: str(error)})
     return _RunnableRivals(names, {RESTATE_SERVER: str(server)}, {"restate-server": version})
 
 
@@ -164,13 +164,13 @@ async def _measure_synced(folder: Path, stub: Stub, each: Sequence[Case]) -> _Sy
         return _SyncedRuns(runs, app.system.memory_usage())
 
 
-async def _measure_rival(other: Rival, stub: Stub, case: Case) -> Run:
+async def _measure_rival(rival: Rival, stub: Stub, case: Case) -> Run:
     await stub.set(delay_ms=case.delay_ms, reset=1)
     # Connections close and garbage is collected between two systems.
     await asyncio.sleep(0.5)
     if case.at_once == 1:
-        return await other.run(at_once=1, count=case.count)
-    return await other.run(at_once=case.at_once, seconds=case.seconds, generations=case.generations)
+        return await rival.run(at_once=1, count=case.count)
+    return await rival.run(at_once=case.at_once, seconds=case.seconds, generations=case.generations)
 
 
 async def measure_streamed(app: Server, stub: Stub, case: Case, *, chunks: int) -> Run:

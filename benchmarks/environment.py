@@ -35,8 +35,8 @@ async def ensure_environment() -> Path:
     python, stamp = FOLDER / "bin" / "python", FOLDER / "locked"
     lock_hash = hashlib.sha256(LOCK.read_bytes()).hexdigest()
     if not (stamp.exists() and stamp.read_text(encoding="ascii") == lock_hash):
-        await _run(sys.executable, "-m", "venv", "--clear", str(FOLDER))
-        await _run(
+        await _run_command(sys.executable, "-m", "venv", "--clear", str(FOLDER))
+        await _run_command(
             str(python), "-m", "pip", "install", "--quiet", "--require-hashes", "-r", str(LOCK)
         )
         stamp.write_text(lock_hash, encoding="ascii")
@@ -60,7 +60,7 @@ async def ensure_restate(folder: Path = FOLDER / "restate") -> tuple[Path, str]:
         shutil.copytree(RESTATE, folder, dirs_exist_ok=True)
         try:
             options = ("--ignore-scripts", "--no-audit", "--no-fund")
-            await _run("npm", "ci", "--prefix", str(folder), *options)
+            await _run_command("npm", "ci", "--prefix", str(folder), *options)
         except RuntimeError as error:
             raise MissingRequirement(f"its server cannot be installed: {error}") from error
         if not server.exists():
@@ -70,7 +70,7 @@ async def ensure_restate(folder: Path = FOLDER / "restate") -> tuple[Path, str]:
     return server, str(version)
 
 
-async def _run(*command: str) -> None:
+async def _run_command(*command: str) -> None:
     process = await asyncio.create_subprocess_exec(*command, stdout=sys.stderr)
     if await process.wait():
         raise RuntimeError(f"{' '.join(command)} failed")

@@ -131,9 +131,9 @@ async def run_concurrent(
             group.create_task(caller())
         await is_complete.wait()
         add_mark()
-    (skipped, start, before), (last, end, after) = marks[0], marks[-1]
+    (skipped, start_time, before), (last, end_time, after) = marks[0], marks[-1]
     waits = tuple(wait for _, wait in ended[skipped:last])
-    return Run(at_once, len(waits), end - start, waits, _difference(after, before))
+    return Run(at_once, len(waits), end_time - start_time, waits, _difference(after, before))
 
 
 async def run_many(operation: Operation, count: int, at_once: int) -> None:

@@ -57,16 +57,16 @@ async def measure_pages(folder: Path, stub: Stub, stories: int, count: int) -> d
             aiohttp.ClientSession(cookie_jar=jar, connector=connector)
         )
         board = Board(http, f"http://127.0.0.1:{port}", app.token)
-        await _fill(board, stories)
+        await _fill_board(board, stories)
         cookie = await sign_in(board)
-        loads = Times(tuple([(await _load(board))[0] for _ in range(_LOADS + 5)][5:]))
+        loads = Times(tuple([(await _load_board(board))[0] for _ in range(_LOADS + 5)][5:]))
         fresh_loads = []
         for number in range(_FRESH_LOADS):
             await _change(board, f"Seen {number} times.")
-            fresh_loads.append((await _load(board))[0])
-        _, load_bytes, _ = await _load(board)
+            fresh_loads.append((await _load_board(board))[0])
+        _, load_bytes, _ = await _load_board(board)
         changed: list[asyncio.Event] = [asyncio.Event() for _ in range(count)]
-        waits: list[float] = []
+        seconds: list[float] = []
         cpu, refused, sizes = [], 0, []
         await stub.set(delay_ms=_DELAY_MS)
         async with (
@@ -76,19 +76,19 @@ async def measure_pages(folder: Path, stub: Stub, stories: int, count: int) -> d
             for number in range(_CHANGES + 1):
                 for event in changed:
                     event.clear()
-                _, _, seq = await _load(board)
+                _, _, seq = await _load_board(board)
                 before, board.change_time = app.system.cpu_usage(), time.perf_counter()
                 await _change(board, f"comment {number}")
                 fetches = await asyncio.gather(
                     *(_fetch_change(board, seq, event) for event in changed)
                 )
                 if number:  # the first change opens the connections
-                    waits += [fetch.seconds for fetch in fetches]
+                    seconds += [fetch.seconds for fetch in fetches]
                     refused += sum(fetch.refused for fetch in fetches)
                     sizes += [fetch.size for fetch in fetches]
                     cpu.append(app.system.cpu_usage().since(before).cpu["serve"] * 1000 / count)
             councils = len(ended)
-    waits.sort()
+    seconds.sort()
     return {
         "stories": stories,
         "pages": count,
@@ -97,8 +97,8 @@ async def measure_pages(folder: Path, stub: Stub, stories: int, count: int) -> d
         "fresh_p50": Times(tuple(fresh_loads)).p50,
         "load_bytes": load_bytes,
         "change_bytes": max(sizes),
-        "change_p50": waits[len(waits) // 2],
-        "change_max": waits[-1],
+        "change_p50": seconds[len(seconds) // 2],
+        "change_max": seconds[-1],
         "refused": refused / _CHANGES,
         "councils": councils,
         "cpu": sorted(cpu)[len(cpu) // 2],
@@ -126,7 +126,7 @@ async def _running_councils(app: Server) -> AsyncIterator[list[object]]:
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def _fill(board: Board, stories: int) -> None:
+async def _fill_board(board: Board, stories: int) -> None:
     """Write stories, each refined and commented on."""
     slots = asyncio.Semaphore(_AT_ONCE)
 
@@ -147,7 +147,7 @@ async def _change(board: Board, comment: str) -> None:
     await board.post(f"/api/v1/stories/{board.story}/comments", {"comment": comment})
 
 
-async def _load(board: Board) -> tuple[float, int, str]:
+async def _load_board(board: Board) -> tuple[float, int, str]:
     """Load the board. Return the seconds, the bytes of the body as sent, and the sequence number of
     the last event in the board.
     """

@@ -53,11 +53,11 @@ class PlainLoop:
 
     async def _work(self) -> None:
         candidates = await asyncio.gather(*(self._propose(number) for number in range(_SEATS)))
-        checks = [self._check(candidate) for candidate in candidates]
-        checks += [self._check(candidates[0]) for _ in range(_FURTHER_RUNS)]
+        checks = [self._check_diff(candidate) for candidate in candidates]
+        checks += [self._check_diff(candidates[0]) for _ in range(_FURTHER_RUNS)]
         if not all(await asyncio.gather(*checks)):
             raise UnexpectedOutcome("a candidate of the plain loop fails its tests")
-        if any(await asyncio.gather(*(self._check("") for _ in range(_FURTHER_RUNS)))):
+        if any(await asyncio.gather(*(self._check_diff("") for _ in range(_FURTHER_RUNS)))):
             raise UnexpectedOutcome("the base of the plain loop passes its tests")
 
     async def _propose(self, number: int) -> str:
@@ -65,40 +65,40 @@ class PlainLoop:
         path = tree / _FILE
         original = path.read_text(encoding="utf-8")
         await asyncio.sleep(self.delay)
-        await self._run(f"cat {_FILE}", tree)
+        await self._run_command(f"cat {_FILE}", tree)
         for text in (WRONG, f"{SOLVED.rstrip()}  # {number}\n"):
             await asyncio.sleep(self.delay)
             path.write_text(original + text, encoding="utf-8")
             await self._run_tests(tree)
-        _, diff = await self._run("git diff", tree)
+        _, diff = await self._run_command("git diff", tree)
         await self._close_worktree(tree)
         return diff
 
-    async def _check(self, diff: str) -> bool:
+    async def _check_diff(self, diff: str) -> bool:
         tree = await self._open_worktree()
         if diff:
             (tree / ".patch").write_text(diff, encoding="utf-8")
-            await self._run("git apply .patch && rm .patch", tree)
+            await self._run_command("git apply .patch && rm .patch", tree)
         passed = await self._run_tests(tree)
         await self._close_worktree(tree)
         return passed
 
     async def _run_tests(self, tree: Path) -> bool:
         command = f"{shlex.quote(self.python)} -m pytest -q -p no:cacheprovider"
-        code, _ = await self._run(command, tree)
+        code, _ = await self._run_command(command, tree)
         return code == 0
 
     async def _open_worktree(self) -> Path:
         tree = self.folder / f"tree-{next(self._numbers)}"
         async with self._git:
-            await self._run(f"git worktree add -q --detach {shlex.quote(str(tree))}")
+            await self._run_command(f"git worktree add -q --detach {shlex.quote(str(tree))}")
         return tree
 
     async def _close_worktree(self, tree: Path) -> None:
         async with self._git:
-            await self._run(f"git worktree remove --force {shlex.quote(str(tree))}")
+            await self._run_command(f"git worktree remove --force {shlex.quote(str(tree))}")
 
-    async def _run(self, command: str, folder: Path | None = None) -> tuple[int, str]:
+    async def _run_command(self, command: str, folder: Path | None = None) -> tuple[int, str]:
         process = await asyncio.create_subprocess_shell(
             command,
             cwd=folder or self.repository,

@@ -62,7 +62,7 @@ class Board:
         return str((await self.post("/api/v1/stories", {**_STORY, **story}))["story_id"])
 
     async def read_changes(
-        self, number: int, cookie: str, ready: asyncio.Event, changed: asyncio.Event
+        self, number: int, cookie: str, is_connected: asyncio.Event, changed: asyncio.Event
     ) -> None:
         """Read the event stream of one browser until cancelled; set `changed` at each change."""
         address = self.url.removeprefix("http://")
@@ -76,7 +76,7 @@ class Board:
                 raise RuntimeError(f"reader {number} was refused: {status_line!r}")
             while line := await reader.readline():
                 if line.startswith(b": the board"):
-                    ready.set()
+                    is_connected.set()
                 elif line.startswith(b"id: "):
                     self.notified.setdefault(number, time.perf_counter())
                     changed.set()
@@ -113,11 +113,11 @@ async def connected_readers(
     for begin in range(0, count, _CONNECT_GROUP):
         group = [asyncio.Event() for _ in range(begin, min(begin + _CONNECT_GROUP, count))]
         board.readers += [
-            asyncio.create_task(board.read_changes(number, cookie, ready, changed[number]))
-            for number, ready in enumerate(group, begin)
+            asyncio.create_task(board.read_changes(number, cookie, is_connected, changed[number]))
+            for number, is_connected in enumerate(group, begin)
         ]
         async with asyncio.timeout(60):
-            await asyncio.gather(*(ready.wait() for ready in group))
+            await asyncio.gather(*(is_connected.wait() for is_connected in group))
     try:
         yield
         if ended := [task for task in board.readers if task.done()]:
@@ -188,14 +188,14 @@ async def _measure_load(app: Server, board: Board, count: int) -> dict[str, floa
         before, start = app.system.cpu_usage(), time.perf_counter()
         await run_many(text_operation(app), count, _AT_ONCE)
         seconds = time.perf_counter() - start
-        used = app.system.cpu_usage().since(before)
+        cpu_usage = app.system.cpu_usage().since(before)
         if changes.done():
             changes.result()
     finally:
         changes.cancel()
         await asyncio.gather(changes, return_exceptions=True)
     return {
-        "cpu": used.total * 1000 / count,
-        "serve": used.cpu["serve"] * 1000 / seconds,
+        "cpu": cpu_usage.total * 1000 / count,
+        "serve": cpu_usage.cpu["serve"] * 1000 / seconds,
         "rate": count / seconds,
     }

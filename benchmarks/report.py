@@ -17,7 +17,7 @@ from benchmarks.targets import targets
 _NOTES = Path(__file__).resolve().parent / "notes.md"
 """The analysis of missed targets, written by people, which is appended to the table."""
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
-_HEAD, _TARGETS, _HOW = "", "Targets", "How to run the benchmarks"
+_HEAD, _TARGETS, _INSTRUCTIONS = "", "Targets", "How to run the benchmarks"
 _SEPARATE_SECTIONS = {"In a cluster", "Soak test"}  # they describe their own machine
 _OLDER_SECTIONS = (
     "Sections that this run did not measure are older; the last section lists the runs."
@@ -60,7 +60,7 @@ def write(document: Mapping[str, Any], *, into_docs: bool) -> Path:
         sections.append(_text(document["text"]))
     sections += [
         write_section(document[name])
-        for name, write_section in (("tools", _tools), ("held", _held))
+        for name, write_section in (("tools", _tools), ("held", _held_deliberations))
         if name in document
     ]
     if "steps" in document:
@@ -84,7 +84,7 @@ def write(document: Mapping[str, Any], *, into_docs: bool) -> Path:
         for name, write_section in more_parts.items()
         if name in document
     ]
-    sections.append(_how(document))
+    sections.append(_instructions(document))
     path, page = folder / "benchmarks.md", "\n\n".join(part.strip() for part in sections) + "\n"
     if into_docs and path.exists():
         page = merge_pages(path.read_text(encoding="utf-8"), page)
@@ -104,7 +104,7 @@ def merge_pages(old: str, new: str) -> str:
     *first, last = old_sections
     order = [*first, *(title for title in new_sections if title not in old_sections), last]
     if not old_sections.keys() - new_sections.keys() <= _SEPARATE_SECTIONS:
-        if new_sections.keys() - {_HEAD, _TARGETS, _HOW} <= _SEPARATE_SECTIONS:
+        if new_sections.keys() - {_HEAD, _TARGETS, _INSTRUCTIONS} <= _SEPARATE_SECTIONS:
             new_sections = {
                 title: text for title, text in new_sections.items() if title in _SEPARATE_SECTIONS
             }
@@ -113,7 +113,9 @@ def merge_pages(old: str, new: str) -> str:
             new_sections[_TARGETS] = _merge_rows(
                 new_sections[_TARGETS], old_sections.get(_TARGETS, "")
             )
-            new_sections[_HOW] = _merge_runs(new_sections[_HOW], old_sections.get(_HOW, ""))
+            new_sections[_INSTRUCTIONS] = _merge_runs(
+                new_sections[_INSTRUCTIONS], old_sections.get(_INSTRUCTIONS, "")
+            )
     return "".join({**old_sections, **new_sections}[title] for title in order).rstrip() + "\n"
 
 
@@ -133,8 +135,8 @@ def _merge_rows(new: str, old: str) -> str:
     old_rows = [line for line in replace_rows(old, rows).split("\n") if line.startswith("|")]
     old_cells = {_first_cell(line) for line in old_rows}
     merged = [*old_rows, *(line for cell, line in rows.items() if cell not in old_cells)]
-    before, _, rest = new.partition("|")
-    after = [line for line in rest.split("\n")[1:] if not line.startswith("|")]
+    before, _, remainder = new.partition("|")
+    after = [line for line in remainder.split("\n")[1:] if not line.startswith("|")]
     return "\n".join([before.rstrip("\n") + "\n", *merged, *after])
 
 
@@ -149,8 +151,8 @@ def _merge_runs(new: str, old: str) -> str:
 
 def _split_sections(page: str) -> dict[str, str]:
     """Return the sections by title; that of the head of the page is empty."""
-    head, *rest = re.split(r"(?m)^(?=## )", page)
-    parts = {"": head, **{part.partition("\n")[0].removeprefix("## "): part for part in rest}}
+    head, *sections = re.split(r"(?m)^(?=## )", page)
+    parts = {"": head, **{part.partition("\n")[0].removeprefix("## "): part for part in sections}}
     return {title: f"{text.rstrip()}\n\n" for title, text in parts.items()}
 
 
@@ -354,7 +356,7 @@ Sequential runs of both alternate. The concurrent runs of the plain loop follow 
 CPU seconds of a sequential deliberation: {parts}."""
 
 
-def _held(results: Mapping[str, Any]) -> str:
+def _held_deliberations(results: Mapping[str, Any]) -> str:
     idle = sum(results["idle"]["pss"].values())
     rows = [
         (
@@ -570,7 +572,7 @@ So each starts after {format_figure(results["wait_p50"])} s (median), {format_fi
 
 def _cluster(results: Mapping[str, Any]) -> str:
     machine, date = results["run"]["machine"], results["run"]["date"]
-    ready = [
+    ready_rows = [
         (
             label,
             *(f"{results[name][key] / 1000:.2f}" for key in ("p50", "p95")),
@@ -595,7 +597,7 @@ def _cluster(results: Mapping[str, Any]) -> str:
 `scripts/test-k8s --part benchmark`, {date}: Kubernetes of `scripts/cluster up --nodes 2`, both nodes on one machine of {machine["cores"]} cores ({machine["processor"]}), {machine["memory"]}. The table includes the
 load average over a minute. Workspaces in Jobs start one after the other; the time is from the request until the first tool can run:
 
-{format_table(("", "p50, s", "p95, s", "count", "load"), ready)}
+{format_table(("", "p50, s", "p95, s", "count", "load"), ready_rows)}
 
 The chart installs the server with a process for each role (api and collector twice, three bus servers with three replicas of each stream).
 {results["at_once"]} callers use gRPC with TLS, and the model replies after {results["delay_ms"]} ms, without the graph. Each host pod has {results["cpu_limit"].removesuffix("m")}
@@ -639,7 +641,7 @@ These counts must not grow. Afterwards they are: {fixed}.
 {problems}"""
 
 
-def _how(document: Mapping[str, Any]) -> str:
+def _instructions(document: Mapping[str, Any]) -> str:
     run_info = _run_info(document)
     packages = ", ".join(
         f"{name} {version}" for name, version in run_info.get("versions", {}).items()

@@ -86,10 +86,13 @@ def comparison_figures(comparison: Comparison) -> dict[str, Any]:
                 **_medians([run_figures(run) for run in runs]),
                 "rounds": len(runs),
                 "speed_ratio": statistics.median(
-                    own.rate / run.rate for own, run in zip(own_runs, runs, strict=True)
+                    own_run.rate / run.rate for own_run, run in zip(own_runs, runs, strict=True)
                 ),
                 "cpu_ratio": _median_ratio(
-                    [(run.cpu_ms, own.cpu_ms) for own, run in zip(own_runs, runs, strict=True)]
+                    [
+                        (run.cpu_ms, own_run.cpu_ms)
+                        for own_run, run in zip(own_runs, runs, strict=True)
+                    ]
                 ),
             }
     return {

@@ -105,13 +105,13 @@ async def run_server(
                 token = (data_dir / "token").read_text(encoding="ascii").strip()
                 stub = OrchestratorServiceStub(channel)
                 yield Server(System(process.pid, group), data_dir, address, channel, stub, token)
-            await _end(process)
+            await _end_process(process)
             await drain
         finally:
-            await _end(process)
+            await _end_process(process)
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _end_process(process: asyncio.subprocess.Process) -> None:
     with suppress(ProcessLookupError):  # the benchmark may have killed it
         process.terminate()
     async with asyncio.timeout(_STOP_SECONDS):

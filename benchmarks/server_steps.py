@@ -68,21 +68,21 @@ async def measure_projection(folder: Path, stub: Stub, count: int) -> dict[str, 
             for _ in range(3):
                 await text_operation(app)()
             await _wait_until_idle(app)
-            used = app.system.cpu_usage().total
+            cpu_seconds = app.system.cpu_usage().total
             await asyncio.sleep(_IDLE_SECONDS)
-            idle[name] = (app.system.cpu_usage().total - used) / _IDLE_SECONDS
+            idle[name] = (app.system.cpu_usage().total - cpu_seconds) / _IDLE_SECONDS
             memory[name] = app.system.memory_usage().pss["serve"]
         for name, app in [*apps.items()] * _ROUNDS:
             before, start = app.system.cpu_usage().total, time.perf_counter()
             await run_many(text_operation(app), count, 64)
-            end = time.perf_counter()
+            end_time = time.perf_counter()
             await _wait_until_idle(app)
-            used = (
+            cpu_seconds = (
                 app.system.cpu_usage().total - before - idle[name] * (time.perf_counter() - start)
             )
-            figures[f"{name}_ms"].append(used * 1000 / count)
-            figures[f"{name}_seconds"].append(end - start)
-            figures[f"{name}_lag"].append(time.perf_counter() - end - _IDLE_SECONDS)
+            figures[f"{name}_ms"].append(cpu_seconds * 1000 / count)
+            figures[f"{name}_seconds"].append(end_time - start)
+            figures[f"{name}_lag"].append(time.perf_counter() - end_time - _IDLE_SECONDS)
         for name, app in apps.items():
             figures[f"{name}_kb"].append(
                 (app.system.memory_usage().pss["serve"] - memory[name]) / 1024 / count / _ROUNDS
@@ -131,13 +131,15 @@ async def measure_recovery(folder: Path, stub: Stub) -> Recovery:
         app.system.kill()
     await stub.set(delay_ms=0, reset=1)
     async with run_server(data, stub.base_url, settings) as app:
-        ready = time.perf_counter()
+        ready_time = time.perf_counter()
         async with asyncio.timeout(_RECOVERY_SECONDS):
             while _count_seat_calls(await stub.stats()) == 0:  # noqa: ASYNC110 - polls another process
                 await asyncio.sleep(_POLL_SECONDS)
         first = time.perf_counter()
         await _wait_until_completed(app, submitted.task_id)
-        return Recovery(first - ready, ready - killed, _count_seat_calls(await stub.stats()))
+        return Recovery(
+            first - ready_time, ready_time - killed, _count_seat_calls(await stub.stats())
+        )
 
 
 def _count_seat_calls(stats: Mapping[str, Any]) -> int:

@@ -61,7 +61,7 @@ class StubState:
     in_flight: int = 0
     peak: int = 0
     by_schema: dict[str, int] = field(default_factory=dict)
-    held: list[tuple[Any, bytes]] = field(default_factory=list)
+    held_responses: list[tuple[Any, bytes]] = field(default_factory=list)
 
 
 def _turn(call_id: bytes) -> str:
@@ -154,13 +154,13 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Handle each complete request."""
         self._buffer = self._buffer + data if self._buffer else data
-        while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
-            head = self._buffer[:end]
+        while (head_end := self._buffer.find(b"\r\n\r\n")) >= 0:
+            head = self._buffer[:head_end]
             length = int(match[1]) if (match := _LENGTH.search(head)) else 0
-            if len(self._buffer) < end + 4 + length:
+            if len(self._buffer) < head_end + 4 + length:
                 return
-            body = self._buffer[end + 4 : end + 4 + length]
-            self._buffer = self._buffer[end + 4 + length :]
+            body = self._buffer[head_end + 4 : head_end + 4 + length]
+            self._buffer = self._buffer[head_end + 4 + length :]
             self._request(head, body)
 
     def _request(self, head: bytes, body: bytes) -> None:
@@ -175,7 +175,7 @@ class Connection(asyncio.Protocol):
         elif path == b"/stats":
             self._json(_stats(self._state))
         else:
-            self._write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+            self._write_data(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
 
     def _chat(self, head: bytes, body: bytes) -> None:
         state = self._state
@@ -203,7 +203,7 @@ class Connection(asyncio.Protocol):
             }
             self._later(
                 state.delay,
-                self._end,
+                self._finish_call,
                 self._response({**document, "choices": [choice], "usage": _usage(body, text)}),
             )
 
@@ -228,26 +228,28 @@ class Connection(asyncio.Protocol):
         )
         last = delta("", "stop") + usage + b"data: [DONE]\n\n"
         if state.chunks <= 1:
-            self._later(state.delay, self._end, head + _chunk(delta(text) + last) + b"0\r\n\r\n")
+            self._later(
+                state.delay, self._finish_call, head + _chunk(delta(text) + last) + b"0\r\n\r\n"
+            )
             return
         step = -(-len(text) // state.chunks)
         parts = [text[start : start + step] for start in range(0, len(text), step)]
         for number, part in enumerate(parts, 1):
             data = (head if number == 1 else b"") + _chunk(delta(part))
-            self._later(state.delay * number / len(parts), self._write, data)
-        self._later(state.delay, self._end, _chunk(last) + b"0\r\n\r\n")
+            self._later(state.delay * number / len(parts), self._write_data, data)
+        self._later(state.delay, self._finish_call, _chunk(last) + b"0\r\n\r\n")
 
     def _later(self, delay: float, write: Any, data: bytes) -> None:
         if self._state.hold:
-            self._state.held.append((write, data))
+            self._state.held_responses.append((write, data))
         elif delay:
             asyncio.get_running_loop().call_later(delay, write, data)
         else:
             write(data)
 
-    def _end(self, data: bytes) -> None:
+    def _finish_call(self, data: bytes) -> None:
         self._state.in_flight -= 1
-        self._write(data)
+        self._write_data(data)
 
     def _response(self, document: dict[str, Any]) -> bytes:
         data = json.dumps(document, separators=(",", ":")).encode()
@@ -257,9 +259,9 @@ class Connection(asyncio.Protocol):
         )
 
     def _json(self, document: dict[str, Any]) -> None:
-        self._write(self._response(document))
+        self._write_data(self._response(document))
 
-    def _write(self, data: bytes) -> None:
+    def _write_data(self, data: bytes) -> None:
         if self._transport is not None:
             self._transport.write(data)
 
@@ -272,8 +274,8 @@ def _set(state: StubState, settings: dict[str, str]) -> dict[str, Any]:
     if "hold" in settings:
         state.hold = settings["hold"] == "1"
         if not state.hold:
-            held, state.held = state.held, []
-            for write, data in held:
+            responses, state.held_responses = state.held_responses, []
+            for write, data in responses:
                 write(data)
     if "reset" in settings:
         state.calls = state.connections = state.peak = 0
@@ -315,13 +317,13 @@ class Stub:
         counters.
         """
         query = "&".join(f"{name}={value:g}" for name, value in settings.items())
-        return await self._get(f"set?{query}")
+        return await self._get_document(f"set?{query}")
 
     async def stats(self) -> dict[str, Any]:
         """Return the counters of calls and connections, and the calls in flight."""
-        return await self._get("stats")
+        return await self._get_document("stats")
 
-    async def _get(self, path: str) -> dict[str, Any]:
+    async def _get_document(self, path: str) -> dict[str, Any]:
         async with self.session.get(f"{self.root}/{path}") as response:
             return dict(await response.json())
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.commands import FIRST_EVENT, LISTED, READY, UNAUTHORIZED, UNREACHABLE
+from benchmarks.commands import FIRST_EVENT, LISTED, SERVE_READY, UNAUTHORIZED, UNREACHABLE
 from benchmarks.comparison import MOOTHALL
 
 
@@ -36,14 +36,14 @@ class Target:
         return self.sense * self.value >= self.sense * limit
 
 
-_Read = Callable[[Mapping[str, Any]], float]
+_ReadFigure = Callable[[Mapping[str, Any]], float]
 
 
 def _case(delay: int, at_once: int) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
     return lambda d: dict(d["text"]["cases"][f"{delay} ms, {at_once} at once"][MOOTHALL])
 
 
-def _wait_ratio(delay: int) -> _Read:
+def _wait_ratio(delay: int) -> _ReadFigure:
     return lambda d: float(_case(delay, 1)(d)["wait"] * 1000 / (d["text"]["phases"] * delay))
 
 
@@ -87,7 +87,7 @@ def _slowest(d: Mapping[str, Any]) -> float:
     )
 
 
-_TARGETS: tuple[tuple[str, str, str, _Read, str, int], ...] = (
+_TARGETS: tuple[tuple[str, str, str, _ReadFigure, str, int], ...] = (
     (
         "deliberations a second, 64 at once, 50 ms",
         "≥ 150",
@@ -229,7 +229,7 @@ _TARGETS: tuple[tuple[str, str, str, _Read, str, int], ...] = (
         "`moothall serve` is ready",
         "≤ 2.5 s",
         "≤ 1.5 s",
-        lambda d: float(d["commands"][READY]),
+        lambda d: float(d["commands"][SERVE_READY]),
         " s",
         -1,
     ),
@@ -247,9 +247,9 @@ _TARGETS: tuple[tuple[str, str, str, _Read, str, int], ...] = (
 
 def targets(document: Mapping[str, Any]) -> Iterator[Target]:
     """Yield the targets with a measured value."""
-    for name, required, goal, read, unit, sense in _TARGETS:
+    for name, required, goal, read_figure, unit, sense in _TARGETS:
         try:
-            value = read(document)
+            value = read_figure(document)
         except KeyError:
             continue
         if math.isnan(value):

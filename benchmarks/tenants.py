@@ -60,7 +60,7 @@ async def _read_order(data_dir: Path) -> tuple[list[int], int]:
     the small tenant waited, and how many of the large tenant still wait.
     """
     started_at_request: dict[str, int] = {}
-    overtaken, started, requested = [], 0, 0
+    overtaken, started, request_count = [], 0, 0
     async with open_log(load_settings(data_dir=data_dir), lambda _: None) as bus:
         async for recorded in bus.replay((Channel.RESULTS.all,)):
             event = recorded.event
@@ -68,12 +68,12 @@ async def _read_order(data_dir: Path) -> tuple[list[int], int]:
             if event.type is EventType.DELIBERATION_REQUESTED and is_small:
                 started_at_request[event.subject] = started
             elif event.type is EventType.DELIBERATION_REQUESTED:
-                requested += 1
+                request_count += 1
             elif event.type is EventType.DELIBERATION_STARTED and is_small:
                 overtaken.append(started - started_at_request[event.subject])
             elif event.type is EventType.DELIBERATION_STARTED:
                 started += 1
-    return overtaken, requested - started
+    return overtaken, request_count - started
 
 
 def _create_token(data_dir: Path) -> str:

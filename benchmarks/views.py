@@ -54,11 +54,11 @@ _IDLE_SHARE, _IDLE_SECONDS, _MAX_IDLE_SECONDS = 0.05, 1.0, 120.0
 async def measure_views(folder: Path, model_url: str) -> dict[str, Any]:
     """Measure the views of a demo project in a separate process."""
     data_dir = folder / "views"
-    await _run(_ROOT / "scripts" / "demo_data.py", data_dir)
-    return dict(json.loads(await _run("-m", "benchmarks.views", data_dir, model_url)))
+    await _run_script(_ROOT / "scripts" / "demo_data.py", data_dir)
+    return dict(json.loads(await _run_script("-m", "benchmarks.views", data_dir, model_url)))
 
 
-async def _run(*args: object) -> bytes:
+async def _run_script(*args: object) -> bytes:
     process = await asyncio.create_subprocess_exec(
         sys.executable, *map(str, args), cwd=_ROOT, stdout=asyncio.subprocess.PIPE
     )

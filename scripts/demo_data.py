@@ -170,8 +170,8 @@ def _task_id(number: int, role: str) -> TaskId:
     return TaskId(f"demo-{number:02}-{role}")
 
 
-def _close(account: BudgetAccount, key: TaskKey, spent: Amount) -> BudgetAccount:
-    return account.close(key, spent)
+def _close(account: BudgetAccount, key: TaskKey, amount: Amount) -> BudgetAccount:
+    return account.close(key, amount)
 
 
 class _Writer:
@@ -209,10 +209,10 @@ class _Writer:
         """Store the outcomes and their usage, and write the events to the log ordered by time."""
         accounts = StoryBudgets(self._bus.bucket(BUCKET), LimitSettings())
         for outcome in self._outcomes:
-            key, spent = TaskKey(outcome.task_id), Amount.of(outcome.usage)
+            key, amount = TaskKey(outcome.task_id), Amount.of(outcome.usage)
             await self._bus.put(key, dump(outcome))
             await accounts.change(
-                f"{LOCAL.tenant}.{outcome.story_id}", partial(_close, key=key, spent=spent)
+                f"{LOCAL.tenant}.{outcome.story_id}", partial(_close, key=key, amount=amount)
             )
         for event in sorted(self._events, key=lambda event: event.time):
             await self._bus.publish(event)
@@ -241,9 +241,9 @@ class _Writer:
         plan: Event | None = None
         for name in _PATHS[state]:
             if name == "build" and plan is not None:
-                self._finish(plan, story_id, number, completed=True)
+                self._finish_story(plan, story_id, number, completed=True)
             source, target = _TARGETS[name]
-            moved = self._story_event(
+            move = self._story_event(
                 EventType.STORY_TRANSITIONED,
                 story_id,
                 from_state=source,
@@ -256,13 +256,13 @@ class _Writer:
             if target == "design":
                 plan = self._plan(story_id, number, title, is_waiting=state == "design")
             elif target == "test":
-                self._check(story_id, number, moved, failed=state == "check failed")
+                self._record_check(story_id, number, move, failed=state == "check failed")
             elif target == "done":
-                self._deliver(story_id, moved, failed=state == "not merged")
+                self._deliver(story_id, move, failed=state == "not merged")
         if state == "running":
-            self._council(number, "dev", story_id, title, ends="")
+            self._council(number, "dev", story_id, title, result="")
         elif state == "failed" and plan is not None:
-            self._finish(plan, story_id, number, completed=False)
+            self._finish_story(plan, story_id, number, completed=False)
 
     def _plan(self, story_id: str, number: int, title: str, *, is_waiting: bool) -> Event:
         """Write the tasks of a story. Only those of a waiting story are for the server to run."""
@@ -291,12 +291,12 @@ class _Writer:
         self._events.append(event)
         return event
 
-    def _finish(self, plan: Event, story_id: str, number: int, *, completed: bool) -> None:
+    def _finish_story(self, plan: Event, story_id: str, number: int, *, completed: bool) -> None:
         """Write the councils of a story's tasks, and their end."""
         title = str(plan.data["tasks"][0]["description"])
-        self._council(number, "dev", story_id, title, ends="won" if completed else "lost")
+        self._council(number, "dev", story_id, title, result="won" if completed else "lost")
         if completed:
-            self._council(number, "qa", story_id, f"Test: {title}", ends="won")
+            self._council(number, "qa", story_id, f"Test: {title}", result="won")
         tasks = [str(task["task_id"]) for task in plan.data["tasks"]]
         self._story_event(
             EventType.PLAN_FINISHED,
@@ -311,11 +311,11 @@ class _Writer:
             commits=[self._shop.commit] if completed else [],
         )
 
-    def _check(self, story_id: str, number: int, moved: Event, *, failed: bool) -> None:
+    def _record_check(self, story_id: str, number: int, move: Event, *, failed: bool) -> None:
         self._story_event(
             EventType.STORY_CHECKED,
             story_id,
-            moved=moved.id,
+            moved=move.id,
             task_id=_task_id(number, "dev"),
             status="failed" if failed else "passed",
             branch="" if failed else self._shop.branch,
@@ -323,11 +323,11 @@ class _Writer:
             why="tests failed on the merged result: test_two_lines" if failed else "",
         )
 
-    def _deliver(self, story_id: str, moved: Event, *, failed: bool) -> None:
+    def _deliver(self, story_id: str, move: Event, *, failed: bool) -> None:
         self._story_event(
             EventType.STORY_DELIVERED,
             story_id,
-            moved=moved.id,
+            moved=move.id,
             status="left" if failed else "merged",
             branch=self._shop.branch if failed else "main",
             commit_sha=self._shop.commit,
@@ -335,13 +335,13 @@ class _Writer:
         )
 
     def _council(
-        self, number: int, role: str, story_id: str, description: str, *, ends: str
+        self, number: int, role: str, story_id: str, description: str, *, result: str
     ) -> None:
-        """Write a council of three, or a running one of five. `ends`: won, lost, or empty."""
-        count = 3 if ends else 5
+        """Write a council of three, or a running one of five. `result`: won, lost, or empty."""
+        count = 3 if result else 5
         seats = tuple(f"agent-{role}-{place:03}" for place in range(1, count + 1))
         self._advance(1, 5)
-        if not ends:  # it has been running for some minutes
+        if not result:  # it has been running for some minutes
             self.clock = datetime.now(UTC) - timedelta(minutes=self._random.uniform(4, 9))
         deliberation = Deliberation(
             TaskKey(_task_id(number, role)),
@@ -365,10 +365,10 @@ class _Writer:
         self._council_event(deliberation, EventType.DELIBERATION_STARTED, 0.02, seats=list(seats))
         usage = {}
         for place, seat in enumerate(seats):
-            turns = 4 if ends else 1 + place
-            usage[seat] = self._seat(deliberation, seat, start, turns, has_ended=bool(ends))
-        if ends:
-            self._decide(deliberation, usage, start, number, has_won=ends == "won")
+            turns = 4 if result else 1 + place
+            usage[seat] = self._seat(deliberation, seat, start, turns, has_ended=bool(result))
+        if result:
+            self._decide(deliberation, usage, start, number, has_won=result == "won")
 
     def _council_event(
         self, deliberation: Deliberation, kind: EventType, minutes: float, **data: Any
@@ -477,8 +477,8 @@ class _Writer:
             proven=is_proven,
             results=results,
             seats=tuple(
-                SeatOutcome(seat, SeatStatus.PROPOSED, usage=used, duration_ms=duration)
-                for seat, used in usage.items()
+                SeatOutcome(seat, SeatStatus.PROPOSED, usage=seat_usage, duration_ms=duration)
+                for seat, seat_usage in usage.items()
             ),
             usage=sum(usage.values(), start=Usage(2_000, 0, 300, 1, 0.01)),
             duration_ms=duration,
@@ -514,7 +514,7 @@ class _Writer:
         )
 
 
-async def _fill(folder: Path, seed: int) -> None:
+async def _fill_data_dir(folder: Path, seed: int) -> None:
     settings = load_settings(data_dir=folder)
     async with open_log(settings, say) as bus:
         if await Board(bus).cards(LOCAL):
@@ -544,7 +544,7 @@ def main() -> int:
     )
     args = parser.parse_args()
     try:
-        asyncio.run(_fill(args.folder.resolve(), args.seed))
+        asyncio.run(_fill_data_dir(args.folder.resolve(), args.seed))
     except MoothallError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return 2

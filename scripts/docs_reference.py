@@ -78,7 +78,7 @@ def _sections(
             inner.append((item, (*path, name, "NAME")))
     yield path, model, fields
     for section, section_path in inner:
-        if "NAME" in section_path and any(issubclass(other, section) for other in listed):
+        if "NAME" in section_path and any(issubclass(model_type, section) for model_type in listed):
             continue
         yield from _sections(section, section_path, listed)
 
@@ -117,7 +117,9 @@ def _type_of(name: str, field: FieldInfo) -> str:
     """Return the kind of a setting with its unit and its bounds."""
     kind = _kind(field.annotation)
     if kind == "number":
-        unit = next((unit for end, unit in _UNITS.items() if re.search(rf"(^|_){end}$", name)), "")
+        unit = next(
+            (unit for suffix, unit in _UNITS.items() if re.search(rf"(^|_){suffix}$", name)), ""
+        )
         if name.startswith("price"):
             unit = "US dollars per million tokens"
         kind = unit or kind
@@ -171,11 +173,13 @@ def _sentence(text: str) -> str:
 
 def _sentences(text: str) -> str:
     """Join the lines of a comment or docstring, and escape special characters of Markdown."""
-    joined = " ".join(text.split())
-    joined = joined[0].upper() + joined[1:] if re.match(r"[a-z]+[ ,:]", joined) else joined
-    if "`" not in joined:
-        joined = re.sub(r"([<\[\]*_$])", r"\\\1", joined)
-    return re.sub(r"\bdocs/(\w+)\.md", r"[\1](../\1.md)", joined)
+    sentence = " ".join(text.split())
+    sentence = (
+        sentence[0].upper() + sentence[1:] if re.match(r"[a-z]+[ ,:]", sentence) else sentence
+    )
+    if "`" not in sentence:
+        sentence = re.sub(r"([<\[\]*_$])", r"\\\1", sentence)
+    return re.sub(r"\bdocs/(\w+)\.md", r"[\1](../\1.md)", sentence)
 
 
 # ---- protos

@@ -40,7 +40,7 @@ def output_of(command: str, folder: Path) -> str:
         )
         os.close(other_end)
         result = b""
-        while chunk := _read(terminal):
+        while chunk := _read_output(terminal):
             result += chunk
         process.wait()
         os.close(terminal)
@@ -48,7 +48,7 @@ def output_of(command: str, folder: Path) -> str:
         return (progress.read() + result.replace(b"\r\n", b"\n")).decode()
 
 
-def _read(terminal: int) -> bytes:
+def _read_output(terminal: int) -> bytes:
     try:
         return os.read(terminal, 65_536)
     except OSError:  # the other end is closed

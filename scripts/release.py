@@ -30,7 +30,7 @@ from packaging.metadata import Metadata
 ROOT = Path(__file__).parent.parent
 MAX_BYTES = {".whl": 5_000_000, ".gz": 8_000_000}
 """The wheel has 1.8 MB and the sdist 3.7 MB in November 2026."""
-NEEDED = ("pb/orchestrator/v1/orchestrator_pb2.py", "policies/", "py.typed", "__main__.py")
+REQUIRED_FILES = ("pb/orchestrator/v1/orchestrator_pb2.py", "policies/", "py.typed", "__main__.py")
 """Files that are missing from the wheel if a build hook or an include was forgotten."""
 
 
@@ -208,7 +208,7 @@ def check_wheel(wheel: Path, version: str) -> None:
     if missing := [name for name in sorted(tracked) if name not in names]:
         raise SystemExit(f"{wheel.name} lacks {missing[:5]}")
     if lacking := [
-        part for part in NEEDED if not any(n.startswith(f"moothall/{part}") for n in names)
+        part for part in REQUIRED_FILES if not any(n.startswith(f"moothall/{part}") for n in names)
     ]:
         raise SystemExit(f"{wheel.name} lacks {lacking} in moothall/")
     if foreign := sorted(n for n in names if not n.startswith(("moothall/", f"{about}/"))):

@@ -72,13 +72,13 @@ async def _bare(
         open_judge(_with_subfolder(settings, "judge")) as judge,
     ):
         for problem in remaining:
-            tries = []
+            samples = []
             for temperature in TEMPERATURES:
                 start = time.monotonic()
                 text, usage = await sample_solution(model, problem, temperature, seed)
                 seconds = time.monotonic() - start
                 judgement = await judge.judge(problem, text)
-                tries.append(
+                samples.append(
                     {
                         "solution": text,
                         "usage": dump(usage),
@@ -86,10 +86,10 @@ async def _bare(
                         **asdict(judgement),
                     }
                 )
-            results.add({"problem": problem.id, "way": "bare", "tries": tries, **_run_info()})
+            results.add({"problem": problem.id, "way": "bare", "tries": samples, **_run_info()})
             _announce(
                 f"{problem.id} {problem.name} bare: "
-                + ", ".join(f"{t['seen']}+{t['hidden']}" for t in tries)
+                + ", ".join(f"{t['seen']}+{t['hidden']}" for t in samples)
             )
 
 

@@ -101,9 +101,9 @@ def _table(tokens: int, by_problem: Mapping[str, Mapping[str, Mapping[str, Any]]
     token_counts = {
         name: sum(count_tokens(rows[name]["usage"]) for rows in common) for name in measured
     }
-    most = max(solved_counts.values())
+    max_solved = max(solved_counts.values())
     best = min(
-        (name for name in measured if solved_counts[name] == most),
+        (name for name in measured if solved_counts[name] == max_solved),
         key=lambda name: token_counts[name],
     )
     table_rows = [

@@ -119,14 +119,14 @@ def _section(
         return [f"## {title}", "Not measured yet."]
     bare = [methods["bare"]["tries"] for methods in common]
     tallies = {
-        "bare, one sample": _tally([(solved(tries[0]), tries[:1]) for tries in bare]),
+        "bare, one sample": _tally([(solved(samples[0]), samples[:1]) for samples in bare]),
         "bare, one sample, mean of three": _tally(
-            [(sum(map(solved, tries)) / len(tries), tries) for tries in bare]
+            [(sum(map(solved, samples)) / len(samples), samples) for samples in bare]
         ),
         "bare, best of three by the visible assertions": _tally(
-            [(solved(max(tries, key=lambda row: row["seen"])), tries) for tries in bare]
+            [(solved(max(samples, key=lambda row: row["seen"])), samples) for samples in bare]
         ),
-        "bare, any of three": _tally([(max(map(solved, tries)), tries) for tries in bare]),
+        "bare, any of three": _tally([(max(map(solved, samples)), samples) for samples in bare]),
         title: _tally([(solved(methods[method]), [methods[method]]) for methods in common]),
     }
     result, baseline = tallies[title], tallies[against]
@@ -166,14 +166,14 @@ def count_tokens(usage: Mapping[str, int]) -> int:
     return usage["prompt_tokens"] + usage["completion_tokens"]
 
 
-def _tally(tries: Sequence[tuple[float, Sequence[Mapping[str, Any]]]]) -> Tally:
-    usages = [row["usage"] for _, rows in tries for row in rows]
+def _tally(shares: Sequence[tuple[float, Sequence[Mapping[str, Any]]]]) -> Tally:
+    usages = [row["usage"] for _, rows in shares for row in rows]
     return Tally(
-        solved=sum(share for share, _ in tries),
+        solved=sum(share for share, _ in shares),
         tokens=sum(map(count_tokens, usages)),
         cached=sum(usage["cached_tokens"] for usage in usages),
         calls=sum(usage["calls"] for usage in usages),
-        seconds=sum(row["seconds"] for _, rows in tries for row in rows),
+        seconds=sum(row["seconds"] for _, rows in shares for row in rows),
     )
 
 

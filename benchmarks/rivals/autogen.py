@@ -63,7 +63,7 @@ class Seat(RoutedAgent):
         super().__init__("a seat")
         self._client = client
 
-    async def _ask(self, text: str) -> Reply:
+    async def _call_model(self, text: str) -> Reply:
         result = await self._client.create(
             [SystemMessage(content=prompts.SYSTEM), UserMessage(content=text, source="user")]
         )
@@ -73,19 +73,19 @@ class Seat(RoutedAgent):
     async def propose(self, message: Propose, ctx: MessageContext) -> Reply:
         """Return the proposal."""
         del ctx
-        return await self._ask(prompts.propose(message.seat))
+        return await self._call_model(prompts.propose(message.seat))
 
     @message_handler
     async def judge(self, message: Judge, ctx: MessageContext) -> Reply:
         """Return the review."""
         del ctx
-        return await self._ask(prompts.review(message.candidate))
+        return await self._call_model(prompts.review(message.candidate))
 
     @message_handler
     async def revise(self, message: Revise, ctx: MessageContext) -> Reply:
         """Return the revision."""
         del ctx
-        return await self._ask(prompts.revise(message.proposal, message.review))
+        return await self._call_model(prompts.revise(message.proposal, message.review))
 
 
 class Chair(RoutedAgent):

@@ -10,25 +10,27 @@ from contextlib import asynccontextmanager
 
 from benchmarks.rivals import prompts
 
-Ask = Callable[[str], Awaitable[str]]
+CallModel = Callable[[str], Awaitable[str]]
 
 
-async def _deliberate(ask: Ask) -> str:
+async def _deliberate(call_model: CallModel) -> str:
     proposals = dict(
         zip(
             prompts.SEATS,
-            await asyncio.gather(*(ask(prompts.propose(seat)) for seat in prompts.SEATS)),
+            await asyncio.gather(*(call_model(prompts.propose(seat)) for seat in prompts.SEATS)),
             strict=True,
         )
     )
     review_calls = (
-        ask(prompts.review(proposals[prompts.reviewed_by(seat)])) for seat in prompts.SEATS
+        call_model(prompts.review(proposals[prompts.reviewed_by(seat)])) for seat in prompts.SEATS
     )
     reviews = {
         prompts.reviewed_by(seat): review
         for seat, review in zip(prompts.SEATS, await asyncio.gather(*review_calls), strict=True)
     }
-    revise_calls = (ask(prompts.revise(proposals[seat], reviews[seat])) for seat in prompts.SEATS)
+    revise_calls = (
+        call_model(prompts.revise(proposals[seat], reviews[seat])) for seat in prompts.SEATS
+    )
     return max(await asyncio.gather(*revise_calls))
 
 
@@ -43,13 +45,13 @@ async def open_aiohttp(url: str) -> AsyncIterator[Callable[[], Awaitable[str]]]:
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
-        async def ask(text: str) -> str:
+        async def call_model(text: str) -> str:
             body = {"model": prompts.MODEL, "messages": _messages(text)}
             async with session.post(f"{url}/chat/completions", json=body) as response:
                 document = await response.json()
             return str(document["choices"][0]["message"]["content"])
 
-        yield lambda: _deliberate(ask)
+        yield lambda: _deliberate(call_model)
 
 
 @asynccontextmanager
@@ -59,10 +61,10 @@ async def open_openai(url: str) -> AsyncIterator[Callable[[], Awaitable[str]]]:
 
     async with AsyncOpenAI(base_url=url, api_key=prompts.KEY) as client:
 
-        async def ask(text: str) -> str:
+        async def call_model(text: str) -> str:
             completion = await client.chat.completions.create(
                 model=prompts.MODEL, messages=_messages(text)
             )
             return str(completion.choices[0].message.content)
 
-        yield lambda: _deliberate(ask)
+        yield lambda: _deliberate(call_model)

@@ -19,8 +19,8 @@ from langgraph.graph import END, START, StateGraph
 from benchmarks.rivals import prompts
 
 
-def _merge(left: dict[int, str], right: dict[int, str]) -> dict[int, str]:
-    return {**left, **right}
+def _merge(old: dict[int, str], new: dict[int, str]) -> dict[int, str]:
+    return {**old, **new}
 
 
 class State(TypedDict):
@@ -32,21 +32,27 @@ class State(TypedDict):
 
 
 def _compile_graph(model: ChatOpenAI, saver: AsyncSqliteSaver | None) -> Any:
-    async def ask(text: str) -> str:
+    async def call_model(text: str) -> str:
         return str(
             (await model.ainvoke([SystemMessage(prompts.SYSTEM), HumanMessage(text)])).content
         )
 
     def make_propose_node(seat: int) -> Any:
         async def node(_: State) -> dict[str, Any]:
-            return {"proposals": {seat: await ask(prompts.propose(seat))}}
+            return {"proposals": {seat: await call_model(prompts.propose(seat))}}
 
         return node
 
     def make_review_node(seat: int) -> Any:
         async def node(state: State) -> dict[str, Any]:
-            other = prompts.reviewed_by(seat)
-            return {"reviews": {other: await ask(prompts.review(state["proposals"][other]))}}
+            reviewed_seat = prompts.reviewed_by(seat)
+            return {
+                "reviews": {
+                    reviewed_seat: await call_model(
+                        prompts.review(state["proposals"][reviewed_seat])
+                    )
+                }
+            }
 
         return node
 
@@ -54,7 +60,7 @@ def _compile_graph(model: ChatOpenAI, saver: AsyncSqliteSaver | None) -> Any:
         async def node(state: State) -> dict[str, Any]:
             return {
                 "revisions": {
-                    seat: await ask(
+                    seat: await call_model(
                         prompts.revise(state["proposals"][seat], state["reviews"][seat])
                     )
                 }
@@ -69,8 +75,8 @@ def _compile_graph(model: ChatOpenAI, saver: AsyncSqliteSaver | None) -> Any:
         graph.add_node(f"revise-{seat}", make_revise_node(seat))
     for seat in prompts.SEATS:
         graph.add_edge(START, f"propose-{seat}")
-        graph.add_edge([f"propose-{other}" for other in prompts.SEATS], f"review-{seat}")
-        graph.add_edge([f"review-{other}" for other in prompts.SEATS], f"revise-{seat}")
+        graph.add_edge([f"propose-{source}" for source in prompts.SEATS], f"review-{seat}")
+        graph.add_edge([f"review-{source}" for source in prompts.SEATS], f"revise-{seat}")
         graph.add_edge(f"revise-{seat}", END)
     return graph.compile(checkpointer=saver)
 

@@ -49,7 +49,7 @@ async def open_restate(url: str) -> AsyncIterator[Callable[[], Awaitable[str]]]:
 def _app(http: aiohttp.ClientSession, url: str) -> object:
     council = restate.Service("council")
 
-    async def ask(text: str) -> str:
+    async def call_model(text: str) -> str:
         messages = [
             {"role": "system", "content": prompts.SYSTEM},
             {"role": "user", "content": text},
@@ -61,7 +61,7 @@ def _app(http: aiohttp.ClientSession, url: str) -> object:
 
     async def call_all(ctx: restate.Context, step: str, texts: Iterable[str]) -> list[str]:
         named_texts = ((f"{step} {number}", text) for number, text in enumerate(texts))
-        calls = [ctx.run_typed(name, ask, text=text) for name, text in named_texts]
+        calls = [ctx.run_typed(name, call_model, text=text) for name, text in named_texts]
         await restate.gather(*calls)
         return [await call for call in calls]
 
@@ -69,11 +69,13 @@ def _app(http: aiohttp.ClientSession, url: str) -> object:
     async def deliberate(ctx: restate.Context, _: int) -> str:
         replies = await call_all(ctx, "propose", (prompts.propose(seat) for seat in prompts.SEATS))
         proposals = dict(zip(prompts.SEATS, replies, strict=True))
-        others = [prompts.reviewed_by(seat) for seat in prompts.SEATS]
+        reviewed_seats = [prompts.reviewed_by(seat) for seat in prompts.SEATS]
         replies = await call_all(
-            ctx, "review", (prompts.review(proposals[other]) for other in others)
+            ctx,
+            "review",
+            (prompts.review(proposals[reviewed_seat]) for reviewed_seat in reviewed_seats),
         )
-        reviews = dict(zip(others, replies, strict=True))
+        reviews = dict(zip(reviewed_seats, replies, strict=True))
         revisions = [prompts.revise(proposals[seat], reviews[seat]) for seat in prompts.SEATS]
         return max(await call_all(ctx, "revise", revisions))
 

@@ -50,7 +50,7 @@ def main() -> None:
     file, folder = Path(sys.argv[1]), Path(sys.argv[2])
     reader = GGUFReader(file)
 
-    def read(key: str) -> Any:
+    def read_field(key: str) -> Any:
         return reader.fields[f"qwen2.{key}"].contents()
 
     tensors = {
@@ -63,14 +63,14 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     config = Qwen2Config(
         vocab_size=len(tensors["model.embed_tokens.weight"]),
-        hidden_size=read("embedding_length"),
-        intermediate_size=read("feed_forward_length"),
-        num_hidden_layers=read("block_count"),
-        num_attention_heads=read("attention.head_count"),
-        num_key_value_heads=read("attention.head_count_kv"),
-        max_position_embeddings=read("context_length"),
-        rms_norm_eps=read("attention.layer_norm_rms_epsilon"),
-        rope_theta=read("rope.freq_base"),
+        hidden_size=read_field("embedding_length"),
+        intermediate_size=read_field("feed_forward_length"),
+        num_hidden_layers=read_field("block_count"),
+        num_attention_heads=read_field("attention.head_count"),
+        num_key_value_heads=read_field("attention.head_count_kv"),
+        max_position_embeddings=read_field("context_length"),
+        rms_norm_eps=read_field("attention.layer_norm_rms_epsilon"),
+        rope_theta=read_field("rope.freq_base"),
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         tie_word_embeddings=True,

@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 _CUDA = r"(?:cu|nv|nccl)"
-_NEEDED = re.compile(rf"NEEDED.*\[(lib{_CUDA}[^\]]*)\]")
+_REQUIRED_LIBRARY = re.compile(rf"NEEDED.*\[(lib{_CUDA}[^\]]*)\]")
 _FUNCTION = re.compile(rf"FUNC\s+GLOBAL\s+DEFAULT\s+UND\s+(_*{_CUDA}\w+)(?:@(\S+))?")
 _NO_DEVICE = 100
 
@@ -38,7 +38,7 @@ def find_functions(folder: Path) -> dict[str, dict[str, set[str]]]:
             text=True,
             check=True,
         )
-        libraries |= {name: {} for name in _NEEDED.findall(output.stdout)}
+        libraries |= {name: {} for name in _REQUIRED_LIBRARY.findall(output.stdout)}
         for name, version in _FUNCTION.findall(output.stdout):
             functions[version].add(name)
     for version, names in functions.items():

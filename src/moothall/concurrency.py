@@ -89,7 +89,7 @@ class TimeLimit:
         """Pause the clock."""
         self._pauses += 1
         if self._pauses == 1 and not self.expired:
-            self._paused_at, self._end = (
+            self._paused_at, self._paused_end = (
                 asyncio.get_running_loop().time(),
                 self._timeout.when() or self._latest_end,
             )
@@ -101,7 +101,7 @@ class TimeLimit:
         if not self._pauses and not self.expired:
             waited = asyncio.get_running_loop().time() - self._paused_at
             self.waited += waited
-            self._timeout.reschedule(min(self._latest_end, self._end + waited))
+            self._timeout.reschedule(min(self._latest_end, self._paused_end + waited))
 
 
 class Capacity:
@@ -126,9 +126,9 @@ class Capacity:
         """Count one more item."""
         self.held += 1
 
-    def release(self, held: int = 1) -> None:
-        """Count `held` items less."""
-        self.held -= held
+    def release(self, count: int = 1) -> None:
+        """Count `count` items less."""
+        self.held -= count
         self._freed.set()
 
     async def wait_free(self) -> None:
@@ -215,28 +215,28 @@ async def run_in_daemon(work: Callable[[], object], seconds: float, name: str) -
     """Run blocking work in a daemon thread, which does not delay the end of the process. Return
     True if it ended within `seconds`.
     """
-    done = asyncio.Event()
+    finished = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def run() -> None:
         work()
         if not loop.is_closed():
-            loop.call_soon_threadsafe(done.set)
+            loop.call_soon_threadsafe(finished.set)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     try:
         async with asyncio.timeout(seconds):
-            await done.wait()
+            await finished.wait()
     except TimeoutError:
         return False
     return True
 
 
 @contextmanager
-def report_if_slow(report_progress: Callable[[str], None], what: str) -> Iterator[None]:
-    """Report that the body waits for `what` if it takes longer than `SLOW_SECONDS`."""
+def report_if_slow(report_progress: Callable[[str], None], subject: str) -> Iterator[None]:
+    """Report that the body waits for `subject` if it takes longer than `SLOW_SECONDS`."""
     timer = asyncio.get_running_loop().call_later(
-        SLOW_SECONDS, report_progress, f"waiting for {what}"
+        SLOW_SECONDS, report_progress, f"waiting for {subject}"
     )
     try:
         yield
@@ -253,13 +253,13 @@ async def start_beside(part: AbstractAsyncContextManager[T]) -> AsyncIterator[as
     """
     loop = asyncio.get_running_loop()
     value: asyncio.Future[T] = loop.create_future()
-    done = asyncio.Event()
+    body_ended = asyncio.Event()
 
     async def hold() -> None:
         try:
             async with part as entered:
                 value.set_result(entered)
-                await done.wait()
+                await body_ended.wait()
         except MoothallError as error:
             if value.done():
                 raise
@@ -270,7 +270,7 @@ async def start_beside(part: AbstractAsyncContextManager[T]) -> AsyncIterator[as
         try:
             yield value
         finally:
-            done.set()
+            body_ended.set()
             if not value.done():
                 holder.cancel()
             elif not value.cancelled():
@@ -283,7 +283,7 @@ async def enter_beside(stack: AsyncExitStack, part: AbstractAsyncContextManager[
 
 
 async def merge(
-    lead: AsyncGenerator[T, None], *others: AsyncGenerator[T, None], max_queued: int
+    lead: AsyncGenerator[T, None], *followers: AsyncGenerator[T, None], max_queued: int
 ) -> AsyncGenerator[T, None]:
     """Yield the items of all generators in the order of their arrival, until `lead` ends. At most
     `max_queued` items wait in a queue. Raise the first error of a generator.
@@ -291,18 +291,18 @@ async def merge(
     queue: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue(max_queued)
 
     async def pump(source: AsyncGenerator[T, None]) -> None:
-        end: BaseException | None = None
+        failure: BaseException | None = None
         try:
             async with aclosing(source) as items:
                 async for item in items:
                     await queue.put((item,))
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - raised by the reader of the queue
-            end = error
-        if not closed and (source is lead or end is not None):
-            await queue.put(end)
+            failure = error
+        if not closed and (source is lead or failure is not None):
+            await queue.put(failure)
 
     closed = False
-    pumps = [asyncio.create_task(pump(source)) for source in (lead, *others)]
+    pumps = [asyncio.create_task(pump(source)) for source in (lead, *followers)]
     try:
         while isinstance(item := await queue.get(), tuple):
             yield item[0]

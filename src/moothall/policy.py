@@ -47,23 +47,23 @@ class Rego:
             except (OSError, RuntimeError) as error:
                 self.close()
                 raise ConfigurationError(
-                    f"the policy {file} cannot be used: {_first(error)}"
+                    f"the policy {file} cannot be used: {_error_message(error)}"
                 ) from error
         try:
-            self._ask({})
+            self._evaluate({})
         except RuntimeError as error:
             self.close()
             raise ConfigurationError(
                 f"the policies in {folder} say no decision: they need a package moothall.tools "
-                f"with the rule decision ({_first(error)})"
+                f"with the rule decision ({_error_message(error)})"
             ) from error
 
     async def decide(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the decision. Raises `PolicyUnavailable` if there is no decision."""
         try:
-            answer = self._ask(question)
+            answer = self._evaluate(question)
         except RuntimeError as error:
-            raise PolicyUnavailable(_first(error)) from error
+            raise PolicyUnavailable(_error_message(error)) from error
         if not isinstance(answer, dict):
             raise PolicyUnavailable("no rule says a decision")
         return answer
@@ -74,17 +74,17 @@ class Rego:
         """
         self._engine = None
 
-    def _ask(self, question: Mapping[str, Any]) -> object:
+    def _evaluate(self, question: Mapping[str, Any]) -> object:
         if self._engine is None:
             raise RuntimeError("it is closed")
         self._engine.set_input(dict(question))
         return self._engine.eval_rule(RULE)
 
 
-def _first(error: Exception) -> str:
-    """Its words without the stack of another language."""
-    words = str(error).partition("Stack backtrace")[0]
-    return " ".join(words.split())[:300]
+def _error_message(error: Exception) -> str:
+    """Return the message of an error without the stack of another language."""
+    message = str(error).partition("Stack backtrace")[0]
+    return " ".join(message.split())[:300]
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class Receipt:
         return self._answer.__await__()
 
     def done(self) -> bool:
-        """Whether the event is durable, or failed to be stored."""
+        """Return whether the event is durable, or failed to be stored."""
         return self._answer.done()
 
 

@@ -38,7 +38,7 @@ def lock_file(path: Path) -> Iterator[bool]:
     """Hold the lock of a file, which is created if it is missing. Yield False if another process
     holds it.
     """
-    descriptor = _open(path)
+    descriptor = _open_lock_file(path)
     try:
         yield try_lock(descriptor)
     finally:
@@ -49,7 +49,7 @@ def lock_file(path: Path) -> Iterator[bool]:
 async def lock(path: Path) -> AsyncIterator[None]:
     """Wait for the lock of a file, which is created if it is missing, and hold it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = _open(path)
+    descriptor = _open_lock_file(path)
     try:
         while not try_lock(descriptor):  # noqa: ASYNC110 - what is waited for happens in another process
             await asyncio.sleep(_PAUSE)
@@ -58,7 +58,7 @@ async def lock(path: Path) -> AsyncIterator[None]:
         os.close(descriptor)
 
 
-def _open(path: Path) -> int:
+def _open_lock_file(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 

@@ -87,7 +87,7 @@ async def test_pip_reads_a_private_index_without_seeing_the_password(
 async def test_npm_reads_a_private_registry_without_seeing_the_token(
     app: Local, operator: Index
 ) -> None:
-    if not choose({"node": ""}).homes and choose({"node": ""}).missing:
+    if not choose({"node": ""}).folders and choose({"node": ""}).missing:
         pytest.skip("no Node here")
     base = app.base(
         setup=(("npm", "install", "--no-audit", "--no-fund"), python(LOOK)),

@@ -182,7 +182,7 @@ class CanaryWorkspace:
 
     async def inside(self) -> Any:
         """The workspace that is open now."""
-        await self.standing.ready()
+        await self.standing.wait_until_open()
         return self.standing._opened.result()
 
     async def make_attempt(self, attempt: Attempt) -> ToolResult:
@@ -314,10 +314,10 @@ async def open_canary_workspace(folder: Path, **limits: Any) -> AsyncIterator[Ca
             standing = PersistentWorkspace("ws-1", app.workspaces, prepared, rules_catalogue)
             closing = asyncio.Event()
             async with asyncio.TaskGroup() as group:
-                group.create_task(standing.keep(closing))
+                group.create_task(standing.hold_open(closing))
                 try:
                     built = CanaryWorkspace(app, tool_gateway, prepared, out, facts, name, standing)
-                    await standing.ready()
+                    await standing.wait_until_open()
                     built.remember()
                     yield built
                 finally:

@@ -85,7 +85,11 @@ HOSTILE = {
     "builtins": ("__builtins__", "error", "NameError"),
     "import by name": ("__import__('os').system('id')", "error", "NameError"),
     "a tool's insides": ("ws.__class__.__init__.__globals__", "error", "AttributeError"),
-    "a tool that is none": ("files._ask('files.read', {})", "error", "no attribute '_ask'"),
+    "a tool that is none": (
+        "files._call_tool('files.read', {})",
+        "error",
+        "no attribute '_call_tool'",
+    ),
     "open": ("open('/etc/passwd').read()", "error", "PermissionError"),
     "open for writing": ("open('/tmp/x', 'w').write('x')", "error", "PermissionError"),
     "environment": ("import os\nos.environ['PATH']", "error", ""),

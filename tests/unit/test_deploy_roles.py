@@ -270,7 +270,7 @@ async def test_the_readiness_probe_is_answered_as_the_kubelet_sends_it(
         for spec in deployments(overlay).values()
     }.values()
     dependencies = api_dependencies(MemoryDeliberations())
-    dependencies.serving.taking.set()
+    dependencies.serving.accepting_calls.set()
     tls = certificate(tmp_path)
     web = settings.web.model_copy(update={"port": 0, **tls})
     assert (web.host, probe["scheme"], probe["port"]) == (EVERYWHERE, "HTTPS", "web")

@@ -20,7 +20,7 @@ from moothall.config import GrpcSettings
 from moothall.config.settings import known_variables
 from moothall.repositories.profile import parse_config_file
 from moothall.settings import AllSettings, load_settings
-from moothall.workflows.plan import Allowed, read_plan, read_yaml
+from moothall.workflows.plan import PlanLimits, read_plan, read_yaml
 from moothall.workspace.wasm import read_tools
 from support.documented import PAGES, ROOT, Block, blocks, check_command, commands
 from support.tools import CATALOGUE
@@ -66,7 +66,7 @@ def _read_agent(text: str, folder: Path) -> None:
 
 
 def _read_workflow(text: str, _folder: Path) -> None:
-    read_plan(read_yaml(text), Allowed(CATALOGUE, lambda _tool: "", 10, 4, 5))
+    read_plan(read_yaml(text), PlanLimits(CATALOGUE, lambda _tool: "", 10, 4, 5))
 
 
 def _read_roles(text: str, _folder: Path) -> None:

@@ -85,7 +85,7 @@ class ToolSequenceRunner:
         spec = self._tool_sessions.gateway.catalogue.get(call.tool)
         if spec is None or not spec.dangerous:
             return None
-        seconds = self._rates.take((principal.tenant, principal.name, call.tool), spec)
+        seconds = self._rates.count_call((principal.tenant, principal.name, call.tool), spec)
         if not seconds:
             return None
         return ToolResult(

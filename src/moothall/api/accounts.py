@@ -42,13 +42,13 @@ _MAX_CACHED = 10_000
 
 class PrivateDatabase:
     """One file, which is created with the first change. `tables` is the script that creates its
-    tables; `what` names its content in errors.
+    tables; `label` names its content in errors.
 
     All methods raise `ConfigurationError` if the file cannot be used or other users can read it.
     """
 
-    def __init__(self, path: Path, tables: str, what: str) -> None:
-        self._path, self._tables, self._what = path, tables, what
+    def __init__(self, path: Path, tables: str, label: str) -> None:
+        self._path, self._tables, self._label = path, tables, label
         self._stamp: tuple[int, bytes] = (0, b"")
         self._cache: LRUCache[tuple[str, str], tuple[Any, ...] | None] = LRUCache(_MAX_CACHED)
 
@@ -82,14 +82,14 @@ class PrivateDatabase:
                 stat, head = os.fstat(file.fileno()), file.read(28)
         except OSError as error:
             raise self._unusable(error) from error
-        self._check(stat)
+        self._check_mode(stat)
         return stat.st_ino, head[24:]
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """Open the existing file."""
         try:
-            self._check(self._path.stat())
+            self._check_mode(self._path.stat())
             with closing(sqlite3.connect(self._path)) as file:
                 file.execute("PRAGMA foreign_keys = ON")
                 yield file
@@ -97,7 +97,7 @@ class PrivateDatabase:
             raise self._unusable(error) from error
 
     @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> Iterator[sqlite3.Connection]:
         """Open the file for one transaction, and create it if necessary."""
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -109,14 +109,14 @@ class PrivateDatabase:
             with file:
                 yield file
 
-    def _check(self, stat: os.stat_result) -> None:
+    def _check_mode(self, stat: os.stat_result) -> None:
         if stat.st_mode & 0o077:
             raise ConfigurationError(
-                f"the {self._what} {self._path} can be read by others; run: chmod 600 {self._path}"
+                f"the {self._label} {self._path} can be read by others; run: chmod 600 {self._path}"
             )
 
     def _unusable(self, error: Exception) -> ConfigurationError:
-        return ConfigurationError(f"the {self._what} {self._path} cannot be used: {error}")
+        return ConfigurationError(f"the {self._label} {self._path} cannot be used: {error}")
 
 
 # Accounts with passwords for the web page, and their sessions: one SQLite file in the data
@@ -165,7 +165,7 @@ class UserAccounts:
             format_roles(roles),
             self._hasher.hash(_check_password(password)),
         )
-        with self._file.writing() as file:
+        with self._file.transaction() as file:
             try:
                 file.execute("INSERT INTO person VALUES (?, ?, ?, ?)", row)
             except sqlite3.IntegrityError:
@@ -183,7 +183,7 @@ class UserAccounts:
 
     def remove(self, name: str) -> None:
         """Remove an account and sign it out everywhere. Raises `NotFound`."""
-        with self._file.writing() as file:
+        with self._file.transaction() as file:
             if not file.execute("DELETE FROM person WHERE name = ?", (name,)).rowcount:
                 raise NotFound(f"no account {name[:80]!r}")
 
@@ -192,7 +192,7 @@ class UserAccounts:
         `InvalidRequest`.
         """
         password_hash = self._hasher.hash(_check_password(password))
-        with self._file.writing() as file:
+        with self._file.transaction() as file:
             if not file.execute(
                 "UPDATE person SET hash = ? WHERE name = ?", (password_hash, name)
             ).rowcount:
@@ -217,7 +217,7 @@ class UserAccounts:
         except VerifyMismatchError:
             return None
         session_id, now = secrets.token_urlsafe(32), self._clock()
-        with self._file.writing() as file:
+        with self._file.transaction() as file:
             file.execute("DELETE FROM session WHERE ends <= ?", (now,))
             # The password may have changed since it was verified.
             statement = (
@@ -246,7 +246,7 @@ class UserAccounts:
     def sign_out(self, session_id: str) -> None:
         """End a session if it exists."""
         if self._file.exists():
-            with self._file.writing() as file:
+            with self._file.transaction() as file:
                 file.execute("DELETE FROM session WHERE id = ?", (_digest(session_id),))
 
 
@@ -256,18 +256,20 @@ class Attempts:
     """
 
     SECONDS = 300
-    MOST = (10, 30, 100)
-    _KEPT = 30_000
+    MAX_ATTEMPTS = (10, 30, 100)
+    _MAX_COUNTS = 30_000
 
     def __init__(self, clock: Callable[[], float] = time) -> None:
-        self._counts: TTLCache[tuple[str, str], int] = TTLCache(self._KEPT, self.SECONDS, clock)
+        self._counts: TTLCache[tuple[str, str], int] = TTLCache(
+            self._MAX_COUNTS, self.SECONDS, clock
+        )
 
     def begin(self, name: str, address: str) -> bool:
         """Count an attempt before its result is known, so that parallel attempts count too. Return
         False, without counting, if there were too many.
         """
         counts = [(key, self._counts.get(key, 0)) for key in self._keys(name, address)]
-        if any(count >= limit for (_, count), limit in zip(counts, self.MOST, strict=True)):
+        if any(count >= limit for (_, count), limit in zip(counts, self.MAX_ATTEMPTS, strict=True)):
             return False
         for key, count in counts:
             self._counts[key] = count + 1
@@ -363,9 +365,10 @@ class AccessToken:
         """Return why the token is refused; empty if it is valid."""
         label = f"the token {self.id} of {self.principal.name}"
         if self.revoked is not None:
-            return f"{label} was revoked at {when(self.revoked)}; ask an operator for another one"
+            revoked_time = format_time(self.revoked)
+            return f"{label} was revoked at {revoked_time}; ask an operator for another one"
         if self.ends <= now:
-            return f"{label} expired at {when(self.ends)}; ask an operator for another one"
+            return f"{label} expired at {format_time(self.ends)}; ask an operator for another one"
         return ""
 
 
@@ -409,7 +412,7 @@ class AccessTokens:
             now,
             now + seconds,
         )
-        with self._file.writing() as file:
+        with self._file.transaction() as file:
             file.execute(
                 "DELETE FROM token WHERE min(ends, coalesce(revoked, ends)) < ?",
                 (now - _FORGOTTEN_SECONDS,),
@@ -438,7 +441,7 @@ class AccessTokens:
             raise NotFound(
                 f"no valid token has the id or name {name_or_id[:80]!r}; run: moothall token list"
             )
-        with self._file.writing() as file:
+        with self._file.transaction() as file:
             file.executemany(
                 "UPDATE token SET revoked = ? WHERE id = ?", [(now, token.id) for token in revoked]
             )
@@ -466,7 +469,7 @@ class AccessTokens:
         return None if row is None else _record(row)
 
 
-def when(moment: float) -> str:
+def format_time(moment: float) -> str:
     """Return a time for people, in UTC."""
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M UTC")
 

@@ -183,7 +183,7 @@ class AgentService(pb_grpc.AgentServiceServicer):
             tool_results=[_result(tool_run) for tool_run in tool_runs],
             metrics=self._metrics(report),
             error_message=report.error,
-            final_state=_end(report),
+            final_state=_final_state(report),
             metadata=protobuf.struct(report.about),
         )
 
@@ -208,7 +208,7 @@ class AgentService(pb_grpc.AgentServiceServicer):
                     yield pb.TaskUpdate(**common_fields, delta=step.result)
                 yield pb.TaskUpdate(**common_fields, tool_result=self._usage(step))
                 yield pb.TaskUpdate(
-                    **common_fields | {"state": _end(step), "progress": 1.0},
+                    **common_fields | {"state": _final_state(step), "progress": 1.0},
                     message=step.result or step.error,
                 )
 
@@ -380,7 +380,7 @@ def _result(tool_run: ToolRun) -> common.ToolResult:
     )
 
 
-def _end(report: Report) -> pb.AgentState.ValueType:
+def _final_state(report: Report) -> pb.AgentState.ValueType:
     return pb.AGENT_STATE_COMPLETED if report.ok else pb.AGENT_STATE_FAILED
 
 

@@ -67,9 +67,11 @@ class Context(pb_grpc.ContextServiceServicer):
             at=request.timestamp,
             expected=request.expected_version if request.HasField("expected_version") else None,
         )
-        noted = await self._notes.update(update, caller())
+        updated_context = await self._notes.update(update, caller())
         return pb.UpdateContextResponse(
-            version=noted.version, hash=noted.hash, warnings=noted.warnings
+            version=updated_context.version,
+            hash=updated_context.hash,
+            warnings=updated_context.warnings,
         )
 
     async def RehydrateSession(
@@ -121,12 +123,12 @@ class Context(pb_grpc.ContextServiceServicer):
     ) -> pb.ValidateScopeResponse:
         """Check scopes against those that a role may see in a phase."""
         role = read_role(request.role) if request.role.strip() else ""
-        allowed = scopes().allowed_scopes(role, request.phase)
+        allowed_scopes = scopes().allowed_scopes(role, request.phase)
         provided = tuple(dict.fromkeys(scope.strip().lower() for scope in request.provided_scopes))
-        extra = [scope[:80] for scope in provided if scope not in allowed]
+        extra = [scope[:80] for scope in provided if scope not in allowed_scopes]
         return pb.ValidateScopeResponse(
             allowed=not extra,
-            missing=[scope for scope in allowed if scope not in provided],
+            missing=[scope for scope in allowed_scopes if scope not in provided],
             extra=extra,
             reason=f"not for {role or 'everybody'} in "
             f"{request.phase.strip().lower() or scopes().phase}: {', '.join(extra)}"
@@ -201,11 +203,11 @@ def _node(node: Mapping[str, Any]) -> pb.GraphNode:
 
 
 def _relationship(item: Mapping[str, Any]) -> pb.GraphRelationship:
-    start, end = item["from"], item["to"]
+    source, target = item["from"], item["to"]
     return pb.GraphRelationship(
         type=item["type"],
-        from_id=start["id"],
-        from_type=start["label"],
-        to_id=end["id"],
-        to_type=end["label"],
+        from_id=source["id"],
+        from_type=source["label"],
+        to_id=target["id"],
+        to_type=target["label"],
     )

@@ -178,7 +178,7 @@ def _key(request: pb.RehydrateSessionRequest, principal: Principal) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoryServices:
-    """What changes stories: their board, plans, drafts and budgets."""
+    """The services that change stories: board, plans, drafts and budgets."""
 
     board: Board
     plans: Planner
@@ -207,7 +207,9 @@ class ContextServices:
 
 @dataclass(frozen=True, slots=True)
 class ToolServices:
-    """What runs tools for callers. All but `approvals` are None if another process serves tools."""
+    """The services that run tools for callers. All but `approvals` are None if another process
+    serves tools.
+    """
 
     sessions: ToolSessions | None = None
     approvals: ApprovalQueue | None = None
@@ -218,15 +220,15 @@ class ToolServices:
 
 @dataclass(frozen=True, slots=True)
 class ServingState:
-    """What this process serves, and until when.
+    """The parts that this process serves, and whether it accepts calls.
 
-    roles: which of "api" and "page" it serves. taking: set while a server accepts calls and is
-    not stopping. stopping: set once it accepts none; a call that ends early was then ended by the
-    server, not by its caller.
+    roles: which of "api" and "page" it serves. accepting_calls: set while a server accepts calls
+    and is not stopping. stopping: set once it accepts none; a call that ends early was then ended
+    by the server, not by its caller.
     """
 
     roles: frozenset[str]
-    taking: asyncio.Event = field(default_factory=asyncio.Event)
+    accepting_calls: asyncio.Event = field(default_factory=asyncio.Event)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
 

@@ -214,10 +214,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         }[handler.request_streaming, handler.response_streaming]
         # The request is parsed inside, so that malformed bytes get an error of our own.
         answer = _trace_call(self._track(_handle_call(handler, method)), method.strip("/"), parent)
-        wrapped: grpc.RpcMethodHandler[Any, Any] = create_handler(
+        method_handler: grpc.RpcMethodHandler[Any, Any] = create_handler(
             answer, None, handler.response_serializer
         )
-        return wrapped
+        return method_handler
 
     def _track(self, behaviour: Any) -> Any:
         """Register a call while it runs, and answer UNAVAILABLE if the server cancelled it."""
@@ -404,10 +404,10 @@ async def grpc_server(
     try:
         for name in names:
             await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
-        dependencies.serving.taking.set()
+        dependencies.serving.accepting_calls.set()
         yield Server(settings.host, port)
     finally:
-        dependencies.serving.taking.clear()
+        dependencies.serving.accepting_calls.clear()
         await health_servicer.enter_graceful_shutdown()
         await asyncio.sleep(leave_seconds)
         dependencies.serving.stopping.set()

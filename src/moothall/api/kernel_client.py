@@ -225,11 +225,11 @@ def translate_errors() -> Iterator[None]:
             error_type = errors.Temporary
             message = f"the server cannot be reached or is overloaded: {message}"
         error_type = error_type or _ERROR_TYPES.get(code, errors.Permanent)
-        translated = error_type(message or f"the server answered {code.name}")
-        translated.code = reason or error_type.code
-        if isinstance(translated, errors.Temporary):
-            translated.retry_after = retry_after
-        raise translated from error
+        translated_error = error_type(message or f"the server answered {code.name}")
+        translated_error.code = reason or error_type.code
+        if isinstance(translated_error, errors.Temporary):
+            translated_error.retry_after = retry_after
+        raise translated_error from error
 
 
 def _read_details(error: grpc.aio.AioRpcError) -> tuple[str, float | None]:

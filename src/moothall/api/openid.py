@@ -273,8 +273,8 @@ class IssuedTokens:
             principal = self._issuer.principal(claims, label)
         except Refused as error:
             raise Unauthenticated(error.message) from error
-        ends = int(claims["exp"]) + _LEEWAY_SECONDS
-        return Caller(principal, lambda: self._clock() < ends)
+        expiry = int(claims["exp"]) + _LEEWAY_SECONDS
+        return Caller(principal, lambda: self._clock() < expiry)
 
 
 def _check_type(token: str, label: str) -> None:
@@ -338,7 +338,7 @@ def _user_id(name: str) -> str:
     """
     if is_id(name) and name != LOCAL.name:
         return name
-    cleaned = "".join(
+    slug = "".join(
         char if char.isascii() and char.isalnum() else "-" for char in name.lower()
     ).strip("-")[:_NAME_CHARS]
-    return f"{cleaned or 'person'}-{digest(name)[:12]}"
+    return f"{slug or 'person'}-{digest(name)[:12]}"

@@ -51,8 +51,10 @@ class QuotaCalls:
                 for use in await quotas.list_uses(tenant)
             ],
             changes=[
-                pb.QuotaChange(actor=one.actor, time=one.time, quotas=_to_quotas(one.values))
-                for one in current.changes
+                pb.QuotaChange(
+                    actor=change.actor, time=change.time, quotas=_to_quotas(change.values)
+                )
+                for change in current.changes
             ],
         )
 

@@ -208,7 +208,7 @@ def result_messages(results: Sequence[Result]) -> list[pb.DeliberationResult]:
     """Return the ranking. Each candidate has the earlier contents of its seat, oldest first."""
     oldest_first = sorted(results, key=lambda result: result.revision)
 
-    def earlier(result: Result) -> list[str]:
+    def earlier_contents(result: Result) -> list[str]:
         return [
             candidate.content
             for candidate in oldest_first
@@ -219,7 +219,7 @@ def result_messages(results: Sequence[Result]) -> list[pb.DeliberationResult]:
         to_message(
             pb.DeliberationResult,
             result,
-            proposal=_proposal(result, revisions=earlier(result)),
+            proposal=_proposal(result, revisions=earlier_contents(result)),
             checks=check_suite(result.evidence, all_passed=result.passed_gates),
             reviews=[
                 to_message(common_pb2.Review, review, reviewer_id=review.reviewer)

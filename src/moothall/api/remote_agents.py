@@ -129,9 +129,9 @@ class RemoteAgent:
                 await asyncio.sleep(
                     delay_before(attempt, request.call_id, self._retry_pause_seconds)
                 )
-            if (chosen := await self._choose_replica(tried_replicas)) is None:
+            if (choice := await self._choose_replica(tried_replicas)) is None:
                 break
-            replica, call = chosen
+            replica, call = choice
             if owns_work is not None and not owns_work():
                 call.end(failed=None)
                 raise asyncio.CancelledError

@@ -85,7 +85,7 @@ class Planning(pb_grpc.PlanningServiceServicer):
             story=_story(card),
             ac=card.story.ac,
             plan_json=_plan(card),
-            check=_check(card),
+            check=_check_message(card),
             account=_account(account),
             repository=card.story.repository_name,
             rigor_level=card.position.rigor,
@@ -269,7 +269,7 @@ def _account(account: BudgetAccount) -> pb.Account:
     )
 
 
-def _check(card: StoryState) -> pb.Check | None:
+def _check_message(card: StoryState) -> pb.Check | None:
     if card.check is None:
         return None
     details = {

@@ -131,7 +131,7 @@ class Webhooks:
                 await self._sleep(
                     min(_RETRY_PAUSE_SECONDS * 2 ** (attempt - 1), _MAX_PAUSE_SECONDS)
                 )
-            failure = await self._send(body, headers)
+            failure = await self._send_event(body, headers)
             if not failure:
                 return
             log.info(
@@ -148,7 +148,7 @@ class Webhooks:
             tried=self._max_attempts,
         )
 
-    async def _send(self, body: bytes, headers: Mapping[str, str]) -> str:
+    async def _send_event(self, body: bytes, headers: Mapping[str, str]) -> str:
         """Return why the receiver did not accept the event, '' if it did."""
         import aiohttp
 
@@ -195,7 +195,7 @@ async def open_webhooks(
 
 LINEAR_PATH, JIRA_PATH = "/hooks/linear", "/hooks/jira"
 _CRITERION = re.compile(r"^[-*+] \[[ xX]\] +(.+)$", re.MULTILINE)
-_CUT = "\n\n[cut: the issue is longer]"
+_CUT_NOTE = "\n\n[cut: the issue is longer]"
 Text = Annotated[str, BeforeValidator(lambda value: value if isinstance(value, str) else "")]
 """A text that a tracker may leave out, or send in another form."""
 
@@ -266,8 +266,8 @@ def tracker_routes(dependencies: ApiDependencies, settings: TrackerSettings) -> 
         (JIRA_PATH, settings.jira_secret, "X-Hub-Signature", _read_jira),
     )
     return [
-        Route(path, _handler(dependencies, settings, secret, header, read), methods=["POST"])
-        for path, secret, header, read in trackers
+        Route(path, _handler(dependencies, settings, secret, header, read_issue), methods=["POST"])
+        for path, secret, header, read_issue in trackers
         if secret is not None and "api" in dependencies.serving.roles
     ]
 
@@ -277,7 +277,7 @@ def _handler(
     settings: TrackerSettings,
     secret: SecretStr,
     header: str,
-    read: Callable[[bytes], TrackedIssue | None],
+    read_issue: Callable[[bytes], TrackedIssue | None],
 ) -> Callable[[Request], Any]:
     async def handle(request: Request) -> Response:
         """Answer 204 also for ignored events, because trackers retry after other answers."""
@@ -285,7 +285,7 @@ def _handler(
         if not _is_signed(request.headers, header, content, secret):
             raise HttpRefusal(401, "UNAUTHENTICATED", f"{header} is not the signature of the body")
         try:
-            issue = read(content)
+            issue = read_issue(content)
         except (ValidationError, ValueError, RecursionError) as error:
             reason = wrong(error, "body") if isinstance(error, ValidationError) else str(error)
             raise InvalidRequest(f"invalid webhook: {reason[:300]}") from None
@@ -299,8 +299,8 @@ def _handler(
 
 def _is_signed(headers: Headers, header: str, content: bytes, secret: SecretStr) -> bool:
     expected = hmac.new(secret.get_secret_value().encode(), content, sha256).hexdigest()
-    given = headers.get(header, "").removeprefix("sha256=")
-    return hmac.compare_digest(expected.encode(), given.encode("utf-8", "surrogateescape"))
+    signature = headers.get(header, "").removeprefix("sha256=")
+    return hmac.compare_digest(expected.encode(), signature.encode("utf-8", "surrogateescape"))
 
 
 def _read_linear(content: bytes) -> TrackedIssue | None:
@@ -361,5 +361,5 @@ def draft_of(issue: TrackedIssue) -> coach.StoryDraft:
         criteria, text = (), issue.text.strip()
     remaining -= sum(map(len, criteria))
     if len(text) > remaining:
-        text = text[: remaining - len(_CUT)] + _CUT
+        text = text[: remaining - len(_CUT_NOTE)] + _CUT_NOTE
     return coach.StoryDraft(title, text, criteria)

@@ -29,7 +29,7 @@ from moothall.api.identity import BearerTokens, TokenSource, read_tokens
 from moothall.api.openid import IssuedTokens, Issuer
 from moothall.api.web.routes import prepare_page
 from moothall.api.web.sign_in import Provider
-from moothall.app.bus import Bus, ReportProgress, alone, lease_of, watch_log
+from moothall.app.bus import Bus, ReportProgress, exclusive_lease, lease_of, watch_log
 from moothall.app.gateway_rules import open_rules
 from moothall.app.graph import Answers
 from moothall.app.repositories import trusted_repositories
@@ -306,7 +306,7 @@ def _story_executor(
         planner,
         trusted_repositories(settings).land,
         architects=architects,
-        lock_step=functools.partial(alone, settings, inputs.bus),
+        lock_step=functools.partial(exclusive_lease, settings, inputs.bus),
         board=board,
     )
 
@@ -324,7 +324,7 @@ async def _open_tools(
         # Workspaces and workflows belong to one process. A second one would resume what the first
         # is running.
         with report_if_slow(report_progress, "the process that has the role tools to end"):
-            await enter_beside(stack, alone(settings, bus, "tools"))
+            await enter_beside(stack, exclusive_lease(settings, bus, "tools"))
     writer = f"{WRITER}-{inputs.instance}" if inputs.instance else WRITER
     tool_sessions = await enter_beside(stack, tool_service(settings, bus, rules, writer))
     workflows = await enter_beside(stack, workflow_service(bus, tool_sessions))

@@ -44,7 +44,7 @@ log = telemetry.get_logger(__name__)
 ReportProgress = Callable[[str], None]
 ROLES: tuple[Duty, ...] = get_args(Duty)
 ALL = frozenset(ROLES)
-_NEEDED = frozenset({"collector", "hosts"})
+_REQUIRED_ROLES = frozenset({"collector", "hosts"})
 """Roles that a server needs if no other process can reach its bus."""
 _ATTACH_SECONDS, _POLL_SECONDS, _REPLY_SECONDS = 300.0, 0.1, 1.0
 _MAX_SHOWN = 100
@@ -92,7 +92,7 @@ async def hold_or_find(
     """Hold the data directory until the stack ends, or return the address of the process that holds
     it. Waits for a process that is starting or ending.
     """
-    reported = False
+    has_reported = False
     try:
         async with asyncio.timeout(_ATTACH_SECONDS):
             while True:
@@ -101,11 +101,11 @@ async def hold_or_find(
                     return None
                 if (address := preflight.find(data_dir)) is not None:
                     return address
-                if not reported:
+                if not has_reported:
                     report_progress(
                         f"another moothall is starting or ending on {data_dir}; waiting for it"
                     )
-                    reported = True
+                    has_reported = True
                 await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError as error:
         raise ConfigurationError(
@@ -151,13 +151,13 @@ async def watch_log(data_dir: Path, bus: Bus, report_progress: ReportProgress) -
     """Check the log at once and periodically, until cancelled. Report and log faults, and mark the
     deliberations concerned.
     """
-    reported = ""
+    last_report = ""
     while True:
         try:
             report = await check_log_end(data_dir, bus)
-            if not report.is_complete and str(report) != reported:
-                reported = str(report)
-                report_progress(reported)
+            if not report.is_complete and str(report) != last_report:
+                last_report = str(report)
+                report_progress(last_report)
                 log.error(
                     "the log is not whole",
                     lost=report.lost,
@@ -222,21 +222,21 @@ def parse_roles(values: Iterable[str]) -> tuple[Duty, ...]:
     names = [
         name for value in values for part in value.split(",") if (name := part.strip().lower())
     ]
-    known: dict[str, Duty] = {role: role for role in ROLES}
-    if unknown := [name for name in names if name not in known]:
+    roles: dict[str, Duty] = {role: role for role in ROLES}
+    if unknown := [name for name in names if name not in roles]:
         raise ConfigurationError(
             f"unknown role {unknown[0][:40]!r}; the roles are {', '.join(ROLES)}"
         )
     if values and not names:
         raise ConfigurationError(f"no role is named; the roles are {', '.join(ROLES)}")
-    return tuple(known[name] for name in dict.fromkeys(names))
+    return tuple(roles[name] for name in dict.fromkeys(names))
 
 
 def roles_of(settings: Settings) -> frozenset[str]:
     """Return the roles of a server. Raises `ConfigurationError` for an impossible combination."""
     roles = frozenset(settings.serve.only) or ALL
     if settings.bus.url is None and (
-        missing := [role for role in ROLES if role in _NEEDED - roles]
+        missing := [role for role in ROLES if role in _REQUIRED_ROLES - roles]
     ):
         raise ConfigurationError(
             f"a process with the roles {', '.join(sorted(roles))} would have an embedded bus that "
@@ -276,7 +276,7 @@ def lease_of(bus: Bus, name: str) -> Lease:
     return Lease(bus.bucket(BUCKET), name, _LEASE_SECONDS)
 
 
-def alone(settings: Settings, bus: Bus, name: str) -> AbstractAsyncContextManager[None]:
+def exclusive_lease(settings: Settings, bus: Bus, name: str) -> AbstractAsyncContextManager[None]:
     """Wait until no other process does the work `name`, and exclude others meanwhile. Returns at
     once with an embedded bus, which has no other processes.
     """

@@ -73,7 +73,9 @@ async def find_repository(settings: Settings, named: NamedRepository) -> Reposit
     return await register(settings, ".", named.ref, named.profile)
 
 
-async def unseen(settings: Settings, repository: RepositoryRef, profile: Path | None = None) -> str:
+async def describe_uncommitted(
+    settings: Settings, repository: RepositoryRef, profile: Path | None = None
+) -> str:
     """Return a sentence about uncommitted changes in a repository, which councils do not see, or an
     empty string.
 
@@ -90,10 +92,10 @@ async def unseen(settings: Settings, repository: RepositoryRef, profile: Path | 
     if not changed:
         return ""
     sha = await sources.local_commit(git, local, repository.ref)
-    shown = ", ".join(changed[:_MAX_SHOWN]) + (", …" if len(changed) > _MAX_SHOWN else "")
+    excerpt = ", ".join(changed[:_MAX_SHOWN]) + (", …" if len(changed) > _MAX_SHOWN else "")
     notice = (
         f"uncommitted changes in {len(changed)} file{'s' if len(changed) > 1 else ''} are not "
-        f"seen: {shown}"
+        f"seen: {excerpt}"
     )
     hint = (
         f"; to use {CONFIG_FILE} as it is, add --profile {CONFIG_FILE}"
@@ -111,9 +113,9 @@ def files_of(settings: Settings, repository: RepositoryRef) -> Path | None:
     return Path(entry.origin) if entry.local else None
 
 
-async def files_here(settings: Settings, where: str) -> Path | None:
+async def files_here(settings: Settings, location: str) -> Path | None:
     """Return the top of the repository at a path or around the current folder, or None."""
-    path = Path(where) if where else await asyncio.to_thread(Path.cwd)
+    path = Path(location) if location else await asyncio.to_thread(Path.cwd)
     try:
         return (await sources.find_local(_git(settings), await asyncio.to_thread(path.resolve))).top
     except RepositoryError:
@@ -124,8 +126,8 @@ def names(reference: RepositoryRef, files: Path | None) -> RepositoryRef | None:
     """Return the reference by which a server knows a repository: as it was named, or by the path of
     the local files.
     """
-    named = reference.url or (str(files) if files is not None else "")
-    return RepositoryRef(url=named, ref=reference.ref) if named else None
+    location = reference.url or (str(files) if files is not None else "")
+    return RepositoryRef(url=location, ref=reference.ref) if location else None
 
 
 @asynccontextmanager
@@ -204,7 +206,7 @@ async def file_versions(
     git = _git(settings)
     local = await sources.find_local(git, top)
     git_dir = f"--git-dir={local.git_dir}"
-    listed = await git.run(
+    output = await git.run(
         git_dir,
         "diff-tree",
         "-r",
@@ -216,15 +218,15 @@ async def file_versions(
         cwd=local.git_dir,
     )
     versions = []
-    for path in os.fsdecode(listed).split("\0")[:-1][:_MAX_SHOWN_FILES]:
-        both = [
+    for path in os.fsdecode(output).split("\0")[:-1][:_MAX_SHOWN_FILES]:
+        results = [
             await git.call(git_dir, "cat-file", "blob", f"{sha}:{path}", cwd=local.git_dir)
             for sha in (base, commit)
         ]
-        if sum(len(side.out) for side in both) > _MAX_SHOWN_BYTES:
+        if sum(len(result.out) for result in results) > _MAX_SHOWN_BYTES:
             continue
         with suppress(UnicodeDecodeError):
-            old, new = (None if side.status else side.out.decode() for side in both)
+            old, new = (None if result.status else result.out.decode() for result in results)
             versions.append(FileVersions(path, old, new))
     return versions
 
@@ -236,30 +238,30 @@ def _git(settings: Settings) -> GitRunner:
 async def line_provenance(
     settings: Settings,
     place: tuple[str, str, str, int],
-    given: Mapping[str, str] = NOTHING,
+    parameters: Mapping[str, str] = NOTHING,
     tenant: str = "",
 ) -> tuple[LineOrigin, Sequence[Mapping[str, Any]]]:
     """Return the commit that a line comes from, and what the graph knows about it.
 
-    `place` is a repository, a ref, a path and a line; `given` are further parameters of the
-    question. Without `tenant` it is taken from the branch, the registered repository, or the
+    `place` is a repository, a ref, a path and a line; `parameters` are further parameters
+    of the question. Without `tenant` it is taken from the branch, the registered repository, or the
     deliberation in the commit message. Raises what `line_origin` raises, and `GraphUnavailable`.
     """
     from moothall.app.graph import open_answers
 
     origin, owner = await line_origin(settings, *place, tenant=tenant)
-    parameters = {
+    question = {
         "tenant": tenant or owner,
         "path": origin.path,
-        **given,
+        **parameters,
         "commit_sha": origin.commit,
     }
     async with open_answers(settings) as answers:
-        return origin, await answers.ask("provenance", **parameters)
+        return origin, await answers.ask("provenance", **question)
 
 
 async def line_origin(
-    settings: Settings, where: str, ref: str, path: str, line: int, *, tenant: str = ""
+    settings: Settings, location: str, ref: str, path: str, line: int, *, tenant: str = ""
 ) -> tuple[LineOrigin, str]:
     """Return the commit that a line comes from, and the tenant of its deliberation.
 
@@ -268,16 +270,16 @@ async def line_origin(
     """
     _, prefix, branch = ref.rpartition("moothall/")
     branch_tenant = tenant_of(branch) if prefix else ""
-    if not await asyncio.to_thread(os.path.exists, where):
+    if not await asyncio.to_thread(os.path.exists, location):
         repositories = trusted_repositories(settings)
         owner = (
             tenant
             or branch_tenant
-            or (await asyncio.to_thread(repositories.registry.find, where)).tenant
+            or (await asyncio.to_thread(repositories.registry.find, location)).tenant
         )
-        return await repositories.origin(where, ref, path, line, tenant=owner), owner
+        return await repositories.origin(location, ref, path, line, tenant=owner), owner
     git = _git(settings)
-    local = await sources.find_local(git, Path(where))
+    local = await sources.find_local(git, Path(location))
     origin = await find_line_origin(
         git, local.git_dir, await sources.local_commit(git, local, ref), path, line
     )
@@ -328,7 +330,7 @@ async def check_repository(
         raise InvalidRequest(
             "you are in no git repository; name one: moothall check PATH, URL or id"
         )
-    notice = await unseen(settings, ref, named.profile)
+    notice = await describe_uncommitted(settings, ref, named.profile)
     base = await trusted_repositories(settings).resolve(ref)
     prepared, failure = None, None
     try:
@@ -356,22 +358,22 @@ async def _prepare(
         return await services.repositories.prepare(base, report_progress)
 
 
-async def write_profile(checked: RepositoryCheck, *, replace: bool) -> Path:
+async def write_profile(repository_check: RepositoryCheck, *, replace: bool) -> Path:
     """Write the detected profile as the work tree's `.moothall.toml`. Raises `InvalidRequest`,
     `AlreadyExists`, `RepositoryError`.
     """
-    if checked.files is None or not (checked.files / ".git").exists():
+    if repository_check.files is None or not (repository_check.files / ".git").exists():
         raise InvalidRequest(
             "its files are not on this machine: --write needs a work tree; --json shows what it "
             "would say"
         )
     return await asyncio.to_thread(
-        write_config_file, checked.files, checked.own_file, replace=replace
+        write_config_file, repository_check.files, repository_check.own_file, replace=replace
     )
 
 
 async def register(
-    settings: Settings, where: str, ref: str, profile: Path | None = None
+    settings: Settings, location: str, ref: str, profile: Path | None = None
 ) -> RepositoryRef:
     """Register a repository that the user named on the command line (a path, a URL or an id) and
     check that it can be used.
@@ -380,21 +382,23 @@ async def register(
     """
     repositories = trusted_repositories(settings)
     try:
-        known = (
+        known_id = (
             ""
-            if await asyncio.to_thread(Path(where).exists)
-            else repositories.registry.get(where, LOCAL.tenant).id
+            if await asyncio.to_thread(Path(location).exists)
+            else repositories.registry.get(location, LOCAL.tenant).id
         )
     except (NotFound, InvalidRequest):
-        known = ""
-    entry = repositories.registry.find(known) if known else await repositories.register(where)
+        known_id = ""
+    entry = (
+        repositories.registry.find(known_id) if known_id else await repositories.register(location)
+    )
     if profile is not None:
         entry = await repositories.with_profile(
             entry, (await asyncio.to_thread(read_file, profile)).over(entry.commands)
         )
-    named = RepositoryRef(id=entry.id, ref=ref)
-    await repositories.resolve(named)
-    return named
+    registered = RepositoryRef(id=entry.id, ref=ref)
+    await repositories.resolve(registered)
+    return registered
 
 
 def read_file(path: Path) -> Commands:

@@ -81,13 +81,13 @@ async def clean_up(
         items = await asyncio.to_thread(list_stored, data_dir)
         registered = [entry.clone for entry in trusted_repositories(settings).registry.all()]
         days = settings.workspace.keep_days if older_than is None else older_than
-        chosen = choose_removable(
+        removable = choose_removable(
             items, older_than=days, everything=everything, registered=registered
         )
         if dry_run or refusal:
-            return CleanReport(items, chosen, (), refusal)
-        busy = await clean(data_dir, chosen, report_removed)
-        return CleanReport(items, tuple(item for item in chosen if item not in busy), busy)
+            return CleanReport(items, removable, (), refusal)
+        busy = await clean(data_dir, removable, report_removed)
+        return CleanReport(items, tuple(item for item in removable if item not in busy), busy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ async def unregister(settings: Settings, repository: str) -> Unregistered:
     """
     registry = trusted_repositories(settings).registry
     entry = registry.get(repository, LOCAL.tenant)
-    for registration in (*(other for other in registry.all() if other.of == entry.id), entry):
+    for registration in (*(alias for alias in registry.all() if alias.of == entry.id), entry):
         registry.remove(registration.id)
     with _hold_directory(settings.data_dir) as refusal:
         if not refusal:
@@ -234,9 +234,9 @@ def open_archive(path: Path) -> Iterator[tarfile.TarFile]:
 
 def check_empty(data_dir: Path) -> None:
     """Raise `ConfigurationError` if a data directory has content."""
-    if found := sorted({entry.name for entry in data_dir.iterdir()} - _ALLOWED_IN_EMPTY):
+    if names := sorted({entry.name for entry in data_dir.iterdir()} - _ALLOWED_IN_EMPTY):
         raise ConfigurationError(
-            f"{data_dir} is not empty (it has {', '.join(found[:5])}): set MOOTHALL_DATA_DIR to an "
+            f"{data_dir} is not empty (it has {', '.join(names[:5])}): set MOOTHALL_DATA_DIR to an "
             "empty folder, or empty this one"
         )
 
@@ -382,10 +382,10 @@ async def save_backup(
         )
         await stack.enter_async_context(open_bus(settings.bus, url))  # creates missing streams
         snapshots = await stack.enter_async_context(open_snapshots(settings.bus, url))
-        return await _save(snapshots, settings.data_dir, tar, path.parent)
+        return await _save_files(snapshots, settings.data_dir, tar, path.parent)
 
 
-async def _save(
+async def _save_files(
     snapshots: Snapshots, data_dir: Path, tar: tarfile.TarFile, spool: Path
 ) -> BackupReport:
     descriptions: dict[str, Mapping[str, Any]] = {}

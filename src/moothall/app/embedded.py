@@ -49,7 +49,7 @@ async def open_embedded(
     If another process serves the data directory with the same settings, yield its address. Raises
     `ConfigurationError`, also if it has other settings or no gRPC.
     """
-    settings = await asyncio.to_thread(_load, overrides, config)
+    settings = await asyncio.to_thread(_load_settings, overrides, config)
     # A program's own output is not mixed with our progress.
     configure_logs(
         settings.log.model_copy(update={"level": "warning"}), secrets=secret_values(settings)
@@ -74,7 +74,7 @@ async def open_embedded(
         "tls_key": None,
         "tls_client_ca": None,
     }
-    own = settings.model_copy(
+    local_settings = settings.model_copy(
         update={
             "grpc": settings.grpc.model_copy(update=loopback),
             "web": settings.web.model_copy(update={"enabled": False}),
@@ -82,18 +82,18 @@ async def open_embedded(
             "ray": settings.ray.model_copy(update={} if on_ray else {"mode": "process"}),
         }
     )
-    async with open_app(own, lambda _line: None, serving=True) as app:
-        yield _embedded(own, app.grpc_port)
+    async with open_app(local_settings, lambda _line: None, serving=True) as app:
+        yield _embedded(local_settings, app.grpc_port)
 
 
-def _load(overrides: Mapping[str, Any], config: Path | None) -> Settings:
+def _load_settings(overrides: Mapping[str, Any], config: Path | None) -> Settings:
     """Load the settings. A model server that the program names gets no key of another one."""
-    given = dict(overrides)
-    llm = dict(given.get("llm") or {})
+    values = dict(overrides)
+    llm = dict(values.get("llm") or {})
     if llm.get("base_url"):
         fields = LlmSettings.model_fields
-        given["llm"] = {name: fields[name].get_default() for name in SERVER_FIELDS} | llm
-    settings = load_settings(config or find_default_file(), **given)
+        values["llm"] = {name: fields[name].get_default() for name in SERVER_FIELDS} | llm
+    settings = load_settings(config or find_default_file(), **values)
     settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     return settings
 

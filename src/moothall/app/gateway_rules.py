@@ -19,7 +19,7 @@ from moothall.authorization.approvals import (
 )
 from moothall.authorization.approvals import BUCKET as PARKED_BUCKET
 from moothall.authorization.audit import AuditLog
-from moothall.authorization.audit_export import AuditShipper, shipping
+from moothall.authorization.audit_export import AuditShipper, ship_in_background
 from moothall.authorization.keys import Keys, keys_of
 from moothall.authorization.limits import TOKEN_SECONDS, SharedRates
 from moothall.authorization.rules import (
@@ -193,7 +193,9 @@ async def audit_log(
 
             sender = stack.enter_context(open_sender(settings.trace, writer))
             shipper = AuditShipper(settings.data_dir, sender.send, EXPORT_INTERVAL_SECONDS)
-            await stack.enter_async_context(shipping(shipper, sender.close, EXPORT_SECONDS))
+            await stack.enter_async_context(
+                ship_in_background(shipper, sender.close, EXPORT_SECONDS)
+            )
         yield await stack.enter_async_context(
             AuditLog(
                 settings.data_dir,

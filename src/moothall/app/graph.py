@@ -116,14 +116,16 @@ class _WriterOrReader:
     process.
     """
 
-    def __init__(self, own: CypherGraph, other: BusGraphClient, lease: Lease) -> None:
-        self._own, self._other, self._lease = own, other, lease
+    def __init__(self, writer: CypherGraph, reader: BusGraphClient, lease: Lease) -> None:
+        self._writer, self._reader, self._lease = writer, reader, lease
 
     async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
-        return await (self._own if self._lease.held else self._other).ask(question, **parameters)
+        return await (self._writer if self._lease.held else self._reader).ask(
+            question, **parameters
+        )
 
     async def position(self) -> int:
-        return await (self._own if self._lease.held else self._other).position()
+        return await (self._writer if self._lease.held else self._reader).position()
 
 
 class NoGraph:

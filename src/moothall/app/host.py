@@ -14,7 +14,7 @@ from typing import Any
 
 from moothall.app.bus import Bus, open_bus
 from moothall.app.gateway_rules import audit_log, open_rules
-from moothall.app.repositories import Home, disk_of, for_hosts, home_of, sees
+from moothall.app.repositories import Home, disk_of, for_hosts, home_of, shares_data_dir
 from moothall.app.workspaces import (
     NotifyingWorkspaces,
     WorkspaceServices,
@@ -55,7 +55,7 @@ _GC_THRESHOLDS = 20_000, 20, 20
 
 async def host_main(
     name: str,
-    ready: Callable[[], None],
+    report_ready: Callable[[], None],
     *,
     app: Process,
     settings: Settings,
@@ -64,9 +64,9 @@ async def host_main(
     home: Home | None = None,
     node: str = "",
 ) -> None:
-    """Host in a process of its own, started by `app`, until cancelled. Calls `ready` once work is
-    being pulled. `home`: set if the server may be on another machine. `node`: this node's name in
-    the fleet.
+    """Host in a process of its own, started by `app`, until cancelled. Calls `report_ready` once it
+    pulls work. `home`: set if the server may be on another machine. `node`: this node's name in the
+    fleet.
     """
     # On another node, no other process has created it.
     settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ async def host_main(
 
     def settle_and_report() -> None:
         settle()
-        ready()
+        report_ready()
 
     async with AsyncExitStack() as stack:
         stack.enter_context(registered(settings.data_dir / "hosts", app))
@@ -97,9 +97,9 @@ async def host_main(
         )
 
 
-async def host_beside(
+async def host_in_process(
     name: str,
-    ready: Callable[[], None],
+    report_ready: Callable[[], None],
     *,
     settings: Settings,
     bus: Bus,
@@ -110,7 +110,9 @@ async def host_beside(
     file, as those of other hosts.
     """
     log_apart(settings.log, _log_file(settings.data_dir, name))
-    await _host(name, ready, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url)
+    await _host(
+        name, report_ready, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url
+    )
 
 
 def _open_harnesses(models: Models) -> RunHarness | None:
@@ -131,7 +133,7 @@ def _log_file(data_dir: Path, name: str) -> Path:
 
 async def _host(
     name: str,
-    ready: Callable[[], None],
+    report_ready: Callable[[], None],
     *,
     settings: Settings,
     bus: Bus,
@@ -150,7 +152,7 @@ async def _host(
         remote_bus = None
         if home is not None:
             writer = f"{writer}-{disk_of(settings.data_dir)}"  # each disk has its own audit chains
-            remote_bus = None if sees(settings.data_dir, home) else bus
+            remote_bus = None if shares_data_dir(settings.data_dir, home) else bus
         audit = await stack.enter_async_context(audit_log(settings, bus, keys, writer))
         rules = await stack.enter_async_context(open_rules(settings, bus, keys=keys))
         services = await stack.enter_async_context(
@@ -187,7 +189,7 @@ async def _host(
             quotas=Quotas(bus.bucket(BUCKET), settings.quotas),
             node=node,
         )
-        ready()
+        report_ready()
         await host.run()
 
 
@@ -215,9 +217,9 @@ def _separate_main(settings: Settings, instance: str, **arguments: Any) -> Calla
 
 
 async def _with_instance(
-    instance: str, main: Any, name: str, ready: Callable[[], None], **more: Any
+    instance: str, main: Any, name: str, report_ready: Callable[[], None], **arguments: Any
 ) -> None:
-    await main(f"{name}-{instance}" if instance else name, ready, **more)
+    await main(f"{name}-{instance}" if instance else name, report_ready, **arguments)
 
 
 Hosting = Callable[[Bus, str, str], AbstractAsyncContextManager[Alive]]
@@ -244,7 +246,7 @@ async def open_fleet(
 
     def host_here(bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Alive]:
         main = functools.partial(
-            host_beside, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url
+            host_in_process, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url
         )
         return subprocesses.hosting_in_process(
             count, functools.partial(_with_instance, instance, main)
@@ -286,8 +288,8 @@ def first_ready(
             try:
                 alive = await stack.enter_async_context(first(bus, bus_url, model_url))
             except ExceptionGroup as group:
-                late, others = group.split(FleetUnavailable)
-                if late is None or others is not None:
+                late, other_errors = group.split(FleetUnavailable)
+                if late is None or other_errors is not None:
                     raise
                 _fall_back(next(leaves(late)), fall_back)
                 alive = await stack.enter_async_context(second(bus, bus_url, model_url))

@@ -35,9 +35,9 @@ if TYPE_CHECKING:  # commands that only look for the serving process do without
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """How to reach the process that serves this data directory. It contains the bus credentials, so
-    the file mode is 0600. `page`: the URL of the web page for a browser on this machine, or empty.
-    `settings`: a digest of each setting that affects the work.
+    """The address of the process that serves this data directory. It contains the bus credentials,
+    so the file mode is 0600. `page`: the URL of the web page for a browser on this machine, or
+    empty. `settings`: a digest of each setting that affects the work.
     """
 
     pid: int
@@ -66,7 +66,7 @@ def hold(data_dir: Path) -> Iterator[None]:
             ) from error
         if not free:
             raise DirectoryTaken
-        withdraw(data_dir)  # left by a process that was killed
+        remove_address(data_dir)  # left by a process that was killed
         yield
 
 
@@ -98,7 +98,7 @@ def announce(data_dir: Path, address: Address) -> None:
     write_private(data_dir / "serving.json", json.dumps(asdict(address)))
 
 
-def withdraw(data_dir: Path) -> None:
+def remove_address(data_dir: Path) -> None:
     """Remove the address of the serving process."""
     (data_dir / "serving.json").unlink(missing_ok=True)
 

@@ -52,8 +52,8 @@ def create_service(settings: Settings, prepare: Prepare, kind: type[Kind]) -> Ki
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """What the server sends to hosts on any machine: a mark on the disk of the repositories, and
-    the hosts' signing keys.
+    """The message of the server to hosts on any machine: a mark on the disk of the repositories,
+    and the hosts' signing keys.
     """
 
     mark: str
@@ -72,7 +72,7 @@ def home_of(settings: Settings) -> Home | None:
     return home
 
 
-def sees(data_dir: Path, home: Home) -> bool:
+def shares_data_dir(data_dir: Path, home: Home) -> bool:
     """Return whether this process sees the data directory of the server."""
     try:
         return (data_dir / _MARK_FILE).read_text(encoding="ascii") == home.mark

@@ -35,9 +35,9 @@ from moothall.app.bus import (
     ALL,
     Bus,
     ReportProgress,
-    alone,
     bus_url,
     embedded_parts,
+    exclusive_lease,
     hold_or_find,
     hosts_on,
     instance,
@@ -89,13 +89,13 @@ def fingerprints(settings: Settings) -> dict[str, str]:
         include=_SECTIONS,
         exclude={"ray": {"mode"}, "llm": _IGNORED, "models": {"__all__": _IGNORED}},
     )
-    return {name: digest(repr(value))[:16] for name, value in _leaves(values, "")}
+    return {name: digest(repr(value))[:16] for name, value in _flatten(values, "")}
 
 
-def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def _flatten(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
+            yield from _flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 
@@ -104,17 +104,21 @@ def describe_difference(settings: Settings, address: Address) -> str:
     """Return which settings differ from those at `address` and how to attach, or an empty
     string.
     """
-    own, theirs = fingerprints(settings), address.settings
-    names = sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name))
+    own_fingerprints, server_fingerprints = fingerprints(settings), address.settings
+    names = sorted(
+        name
+        for name in own_fingerprints.keys() | server_fingerprints.keys()
+        if own_fingerprints.get(name) != server_fingerprints.get(name)
+    )
     if not names:
         return ""
     variables = {name: f"MOOTHALL_{name.upper().replace('.', '__')}" for name in names}
-    unset = [variables[name] for name in names if variables[name] in environment()]
-    other = [name for name in names if variables[name] not in environment()]
-    steps = [f"unset {_join_names(unset)}"] if unset else []
-    if other:
+    to_unset = [variables[name] for name in names if variables[name] in environment()]
+    to_set = [name for name in names if variables[name] not in environment()]
+    steps = [f"unset {_join_names(to_unset)}"] if to_unset else []
+    if to_set:
         steps.append(
-            f"set {_join_names(other)} as that process has {'it' if len(other) == 1 else 'them'}"
+            f"set {_join_names(to_set)} as that process has {'it' if len(to_set) == 1 else 'them'}"
         )
     server = (
         f", or let it work with its own settings: --server 127.0.0.1:{address.grpc_port}"
@@ -167,13 +171,13 @@ async def open_app(
         )
         roles = roles_of(settings) if serving else ALL
         parts = embedded_parts(settings, roles)
-        own, address = not serving or bool(parts), None
-        if own:
+        owns_directory, address = not serving or bool(parts), None
+        if owns_directory:
             address = await hold_or_find(settings.data_dir, report_progress, stack)
         elif roles == ALL:  # other processes may share the directory
             with suppress(preflight.DirectoryTaken):
                 stack.enter_context(preflight.hold(settings.data_dir))
-                own = True
+                owns_directory = True
         if address is not None and serving:
             raise ConfigurationError(
                 f"process {address.pid} serves the data directory {settings.data_dir} already, and "
@@ -193,14 +197,16 @@ async def open_app(
             roles if serving else None,
             asks_model=asks_model,
         )
-        app, collector = await builder.build(own=own, model_checked=model_checked)
+        app, collector = await builder.build(
+            owns_directory=owns_directory, model_checked=model_checked
+        )
         try:
             yield app
         # The output of this command is closed, but other commands may still be attached.
         except (OSError, SystemExit):
-            await _leave(settings, collector, report_progress, serving=serving)
+            await _await_attached_commands(settings, collector, report_progress, serving=serving)
             raise
-        await _leave(settings, collector, report_progress, serving=serving)
+        await _await_attached_commands(settings, collector, report_progress, serving=serving)
 
 
 async def _watch_owner(data_dir: Path) -> None:
@@ -263,17 +269,21 @@ class _ServerBuilder:
         self._fleet_mode = _choose_mode(settings.ray, serving=self._serving)
         self._on_ray = self._has_hosts and self._fleet_mode == "ray"
 
-    async def build(self, *, own: bool, model_checked: bool) -> tuple[App, Collector | Observer]:
-        """Open all parts that the roles need. `own`: commands on this data directory can attach to
-        this process.
+    async def build(
+        self, *, owns_directory: bool, model_checked: bool
+    ) -> tuple[App, Collector | Observer]:
+        """Open all parts that the roles need. `owns_directory`: commands on this data directory can
+        attach to this process.
         """
         gc.disable()  # until `settle`: importing leaves nearly no garbage
         try:
-            return await self._build(own=own, model_checked=model_checked)
+            return await self._build(owns_directory=owns_directory, model_checked=model_checked)
         finally:
             gc.enable()
 
-    async def _build(self, *, own: bool, model_checked: bool) -> tuple[App, Collector | Observer]:
+    async def _build(
+        self, *, owns_directory: bool, model_checked: bool
+    ) -> tuple[App, Collector | Observer]:
         ending = self._stack.enter_context(ExitStack())
         processes = await self._start_processes()
         await check_first(self._settings, self._report_progress, serving=self._serving)
@@ -282,21 +292,21 @@ class _ServerBuilder:
             on_ray=self._on_ray,
             model=self._has_hosts and self._embeds_model,
         )
-        bus_opening, layers = await self._check(model_checked=model_checked)
+        bus_opening, layers = await self._check_while_starting(model_checked=model_checked)
         instance_name = instance(self._settings, ending) if self._serving else ""
         fleet = await self._start_fleet(instance_name, processes)
         model = await self._start_model()
-        url, bus = await self._wait("the bus", bus_opening)
+        url, bus = await self._await_opening("the bus", bus_opening)
         graph_opening = await self._start_graph(bus)
         repositories = await self._serve_repositories(bus)
         # Closed in reverse order: the hosts stop first, and the collector folds their last events.
         collector = await self._start_collector(bus, repositories)
         council_registry = await self._start_council_registry(bus)
-        model_address = await self._wait("the model", model) or self._missing_model
+        model_address = await self._await_opening("the model", model) or self._missing_model
         hosts_starting = await self._start_hosts(fleet, bus, url, model_address)
         if self._serving:
             await asyncio.to_thread(importlib.import_module, "moothall.app.api")
-        graph = await self._wait("the graph", graph_opening)
+        graph = await self._await_opening("the graph", graph_opening)
         create_briefings = await self._open_briefings(graph, model_address)
         deliberations = self._deliberations(bus, repositories, council_registry, create_briefings)
         app = App(deliberations, bus, 0)
@@ -320,11 +330,11 @@ class _ServerBuilder:
                 instance_name,
             )
             app = await self._serve_apis(inputs)
-        await self._wait("Ray" if self._on_ray else "the hosts", hosts_starting)
+        await self._await_opening("Ray" if self._on_ray else "the hosts", hosts_starting)
         from moothall.app.host import settle
 
         settle()
-        if own:
+        if owns_directory:
             await self._serve_task_list(bus, collector)
             _announce(self._settings, url, app, self._stack)
         self._stack.callback(
@@ -361,18 +371,18 @@ class _ServerBuilder:
             quotas=Quotas(bus.bucket(BUCKET), self._settings.quotas),
         )
 
-    async def _wait(self, what: str, opening: Awaitable[T]) -> T:
-        with self._report_if_slow(what):
+    async def _await_opening(self, subject: str, opening: Awaitable[T]) -> T:
+        with self._report_if_slow(subject):
             return await opening
 
     @property
     def _missing_model(self) -> str:
         return _NO_MODEL if self._has_hosts else ""
 
-    def _report_if_slow(self, what: str) -> AbstractContextManager[None]:
-        return report_if_slow(self._report_progress, what)
+    def _report_if_slow(self, subject: str) -> AbstractContextManager[None]:
+        return report_if_slow(self._report_progress, subject)
 
-    async def _check(
+    async def _check_while_starting(
         self, *, model_checked: bool
     ) -> tuple[asyncio.Future[tuple[str, Bus]], Sequence[Layer]]:
         """Start the bus and import the modules while the model server and the sandbox are checked.
@@ -544,7 +554,7 @@ def _announce(settings: Settings, url: str, app: App, stack: AsyncExitStack) -> 
         os.getpid(), url, app.grpc_port, fingerprints(settings), page_at(app.link)
     )
     preflight.announce(settings.data_dir, address)
-    stack.callback(preflight.withdraw, settings.data_dir)
+    stack.callback(preflight.remove_address, settings.data_dir)
 
 
 async def _count_answering(bus: Bus) -> tuple[int, int]:
@@ -572,7 +582,7 @@ def _choose_mode(ray: RaySettings, *, serving: bool) -> FleetMode:
     return "ray" if ray.hosts != 1 and is_installed else "subprocess"
 
 
-async def _leave(
+async def _await_attached_commands(
     settings: Settings,
     collector: Collector | Observer,
     report_progress: ReportProgress,
@@ -584,15 +594,15 @@ async def _leave(
     """
     if serving or settings.bus.url is not None:
         return
-    preflight.withdraw(settings.data_dir)
+    preflight.remove_address(settings.data_dir)
     await asyncio.sleep(_DRAIN_SECONDS)
-    reported = 0
+    reported_count = 0
     while collector.active_count:
-        if reported != collector.active_count:
-            reported = collector.active_count
+        if reported_count != collector.active_count:
+            reported_count = collector.active_count
             with suppress(OSError, SystemExit):  # the output may be closed
                 report_progress(
-                    f"{reported} other deliberation(s) are under way here; waiting for them"
+                    f"{reported_count} other deliberation(s) are under way here; waiting for them"
                 )
         await asyncio.sleep(_POLL_SECONDS)
 
@@ -617,7 +627,7 @@ def collector_of(settings: Settings, bus: Bus, repositories: Repositories) -> Co
     """Return a collector that decides, in turns with others on the same bus."""
     from moothall.collector.collector import Collector
 
-    return Collector(bus, repositories, lock=functools.partial(alone, settings, bus))
+    return Collector(bus, repositories, lock=functools.partial(exclusive_lease, settings, bus))
 
 
 class CollectorRole:

@@ -91,9 +91,9 @@ class Tasks:
                 return views
             count *= _GROWTH
 
-    async def latest_question(self, repository: str, without: str = "") -> TaskId:
+    async def latest_question(self, repository: str, excluded_id: str = "") -> TaskId:
         """Return the id of the latest question to one agent about a repository ('': about text),
-        except the task `without`; or an empty id.
+        except the task `excluded_id`; or an empty id.
         """
         views = [
             view
@@ -101,7 +101,7 @@ class Tasks:
             if (view.protocol, view.repository) == ("ask", repository)
         ]
         return max(
-            (view for view in views if view.task_id != without),
+            (view for view in views if view.task_id != excluded_id),
             key=lambda view: view.requested,
             default=_NONE,
         ).task_id
@@ -137,10 +137,10 @@ class Tasks:
         """Return the diffs of the task's conversation, oldest first."""
         from moothall.app.command_repository import Diff
 
-        ends = [
+        outcomes = [
             (await self.outcome(view.task_id), view.base_sha) for view in await self.thread(task_id)
         ]
-        return [Diff(diff, base) for outcome, base in ends if (diff := outcome.diff)]
+        return [Diff(diff, base) for outcome, base in outcomes if (diff := outcome.diff)]
 
     async def views(self, task_ids: Sequence[TaskId]) -> Mapping[TaskId, TaskView]:
         """Return the views of tasks by id. Unknown tasks are left out."""
@@ -151,50 +151,50 @@ class Tasks:
         """Return the ids of all tasks of this tenant in the log."""
         return [TaskId(name) for name in await self._bus.list_ids(Channel.RESULTS) if is_id(name)]
 
-    async def find(self, named: str, *, whole: bool = False) -> TaskId:
-        """Return the id of a task, given as a whole id or, unless `whole`, a unique prefix.
+    async def find(self, reference: str, *, exact: bool = False) -> TaskId:
+        """Return the id of a task, given as a whole id or, unless `exact`, a unique prefix.
 
-        Raises `InvalidRequest` if `named` is not an id (the empty text, for example), and
+        Raises `InvalidRequest` if `reference` is not an id (the empty text, for example), and
         `NotFound`.
         """
-        task_id = check_task_id(named, "the task")
+        task_id = check_task_id(reference, "the task")
         if await self._exists(task_id):
             return task_id
-        matches = [task for task in await self.ids() if task.startswith(named)]
-        if len(matches) == 1 and not whole:
+        matches = [task for task in await self.ids() if task.startswith(reference)]
+        if len(matches) == 1 and not exact:
             return matches[0]
         hint = (
             f"did you mean {', '.join(matches[:5])}?" if matches else "`moothall list` shows them"
         )
-        raise NotFound(f"no task {named!r}; {hint}")
+        raise NotFound(f"no task {reference!r}; {hint}")
 
-    async def find_or_latest(self, named: str | None) -> TaskId:
+    async def find_or_latest(self, reference: str | None) -> TaskId:
         """Return the id as `find` does, or for None the id of the latest task. Raises what `find`
         raises.
         """
-        if named is not None:
-            return await self.find(named)
+        if reference is not None:
+            return await self.find(reference)
         views = await self.latest(limit=1)
         if not views:
             raise NotFound("there is no task yet; `moothall deliberate` makes one")
         return views[0].task_id
 
-    async def choose(self, named: str | None, seat: str = "") -> tuple[TaskId, Result]:
+    async def choose(self, reference: str | None, seat: str = "") -> tuple[TaskId, Result]:
         """Return a task's id and the result of its winner, or of `seat` (a name, the end of one, or
         a number).
 
-        If `named` is a seat of the latest task and not a task, that seat is meant. Raises
+        If `reference` is a seat of the latest task and not a task, that seat is meant. Raises
         `NotFound`, and `InvalidRequest` while the task is running.
         """
-        task = named
-        if named and not seat and await self._is_seat_of_latest(named):
-            task, seat = None, named
+        task = reference
+        if reference and not seat and await self._is_seat_of_latest(reference):
+            task, seat = None, reference
         try:
             task_id = await self.find_or_latest(task)
         except NotFound as error:
-            if named and named.isdecimal():
+            if reference and reference.isdecimal():
                 raise NotFound(
-                    f"{error.message}. A seat's number follows the task: TASK {named}"
+                    f"{error.message}. A seat's number follows the task: TASK {reference}"
                 ) from error
             raise
         outcome = await self.outcome(task_id)
@@ -206,15 +206,15 @@ class Tasks:
         topic = Channel.RESULTS.of(key_of(task_id, LOCAL.tenant))
         return await self._bus.first(topic) is not None
 
-    async def _is_seat_of_latest(self, named: str) -> bool:
-        if is_id(named) and await self._exists(TaskId(named)):
+    async def _is_seat_of_latest(self, reference: str) -> bool:
+        if is_id(reference) and await self._exists(TaskId(reference)):
             return False
         if not (views := await self.latest(limit=1)):
             return False
         seats = {seat.seat for seat in views[0].seats}
         if views[0].status.ended:
             seats |= {result.seat for result in (await self.outcome(views[0].task_id)).results}
-        return seat_named(named, sorted(seats)) is not None
+        return seat_named(reference, sorted(seats)) is not None
 
     async def _describe_running(self, task_id: TaskId) -> str:
         view = (await self.views([task_id])).get(task_id, _NONE)
@@ -258,8 +258,10 @@ class Tasks:
     async def _list_active(self) -> Sequence[DeliberationState]:
         if self._active_states is not None:
             return self._active_states()
-        answered, known = await asyncio.gather(self._bus.list_ids(Channel.RESPONSES), self.ids())
-        active = set(known).difference(answered)
+        answered_ids, task_ids = await asyncio.gather(
+            self._bus.list_ids(Channel.RESPONSES), self.ids()
+        )
+        active = set(task_ids).difference(answered_ids)
         states = await asyncio.gather(*(self._state(task) for task in sorted(active)))
         return [state for state in states if state is not None]
 
@@ -286,7 +288,7 @@ async def open_tasks(settings: Settings, report_progress: ReportProgress) -> Asy
 
 
 async def cancel(
-    settings: Settings, named: str, reason: str, report_progress: ReportProgress
+    settings: Settings, reference: str, reason: str, report_progress: ReportProgress
 ) -> tuple[TaskId, DeliberationStatus]:
     """Cancel a task and return its id and status. If no process serves, a collector runs here until
     the task is decided.
@@ -299,7 +301,7 @@ async def cancel(
         bus = await stack.enter_async_context(open_log(settings, report_progress))
         served = preflight.find(settings.data_dir) is not None
         tasks = Tasks(settings, bus, served=served)
-        task_id = await tasks.find(named)
+        task_id = await tasks.find(reference)
         if (before := await tasks.outcome(task_id)).status.ended:
             return task_id, before.status
         if not served:
@@ -316,17 +318,17 @@ async def cancel(
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """The removed parts of a task. `branch` is empty if none was removed; `left` says what
-    stays.
+    """The removed parts of a task. `branch` is empty if none was removed. `remaining_branch`
+    names a branch that stays, with the reason.
     """
 
     task_id: TaskId
     branch: str
-    left: str
+    remaining_branch: str
 
 
 async def remove(
-    settings: Settings, named: str, *, force: bool, report_progress: ReportProgress
+    settings: Settings, reference: str, *, force: bool, report_progress: ReportProgress
 ) -> Removed:
     """Remove a task that has ended: its branch, if merged or with `force`, its events and its
     status document.
@@ -344,21 +346,23 @@ async def remove(
     except (ConfigurationError, GraphUnavailable) as error:
         report_progress(f"the graph has not read the latest events: {error.message}")
     async with open_tasks(settings, report_progress) as tasks:
-        task_id = await tasks.find(named, whole=True)
+        task_id = await tasks.find(reference, exact=True)
         outcome = await tasks.outcome(task_id)
         if not outcome.status.ended:
             raise InvalidRequest(f"{task_id} is under way; `moothall cancel {task_id}` first")
-        branch, left = "", ""
+        branch, remaining_branch = "", ""
         repository = await tasks.repository(task_id) if outcome.branch else None
         if repository is not None:
             try:
-                branch, left = await trusted_repositories(settings).drop_branch(
+                branch, remaining_branch = await trusted_repositories(settings).drop_branch(
                     repository.id, outcome.branch, outcome.commit_sha, force=force
                 )
             except NotFound:
-                left = f"the branch {outcome.branch}: its repository is not registered any more"
+                remaining_branch = (
+                    f"the branch {outcome.branch}: its repository is not registered any more"
+                )
         await tasks.forget(task_id)
-    return Removed(task_id, branch, left)
+    return Removed(task_id, branch, remaining_branch)
 
 
 def choose_result(outcome: Outcome, seat: str) -> Result:
@@ -373,21 +377,22 @@ def choose_result(outcome: Outcome, seat: str) -> Result:
         if winner is None:
             if proposed:
                 raise NotFound(f"{outcome.task_id} has no winner; name a seat: {proposed}")
-            why = f": {outcome.error_message}" if outcome.error_message else ""
+            cause = f": {outcome.error_message}" if outcome.error_message else ""
             raise NotFound(
-                f"{outcome.task_id} ended ({outcome.status.value.lower()}) without a proposal{why}"
+                f"{outcome.task_id} ended ({outcome.status.value.lower()}) without a "
+                f"proposal{cause}"
             )
         return winner
-    named = seat_named(seat, [result.seat for result in outcome.results])
+    seat_name = seat_named(seat, [result.seat for result in outcome.results])
     for result in outcome.results:
-        if result.seat == named:
+        if result.seat == seat_name:
             return result
-    named = seat_named(seat, [end.seat for end in outcome.seats])
-    for end in outcome.seats:
-        if end.seat == named:
+    seat_name = seat_named(seat, [seat_outcome.seat for seat_outcome in outcome.seats])
+    for seat_outcome in outcome.seats:
+        if seat_outcome.seat == seat_name:
             raise NotFound(
-                f"{end.seat} of {outcome.task_id} proposed nothing: "
-                f"{end.error_message or end.status.value}"
+                f"{seat_outcome.seat} of {outcome.task_id} proposed nothing: "
+                f"{seat_outcome.error_message or seat_outcome.status.value}"
             )
     raise NotFound(
         f"no seat {seat!r} in {outcome.task_id}; there are proposals of {proposed or 'nobody'}"
@@ -436,13 +441,13 @@ async def open_stories(
         yield Stories(Board(bus), accounts, Planner(bus, settings.limits), tasks, served)
 
 
-async def register_named(settings: Settings, named: str) -> str:
+async def register_named(settings: Settings, reference: str) -> str:
     """Return the id of a repository that is named by its id, a path or a URL; a path or URL is
     registered. Raises what `register` raises, and `NotFound` for an unknown id.
     """
     from moothall.app.repositories import trusted_repositories
 
     repositories = trusted_repositories(settings)
-    if is_id(named):
-        return (await asyncio.to_thread(repositories.registry.get, named, LOCAL.tenant)).id
-    return (await repositories.register(named)).id
+    if is_id(reference):
+        return (await asyncio.to_thread(repositories.registry.get, reference, LOCAL.tenant)).id
+    return (await repositories.register(reference)).id

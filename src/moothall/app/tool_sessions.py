@@ -142,9 +142,9 @@ async def run_workflow(
         if (address := await hold_or_find(settings.data_dir, report_progress, stack)) is not None:
             bus = await stack.enter_async_context(open_bus(settings.bus, address.bus_url))
             if (entry := await _find_started(bus, request)) is not None:
-                events = _follow(bus, entry.session.workspace, request)
+                events = _follow_workflow(bus, entry.session.workspace, request)
             else:
-                events = _follow(
+                events = _follow_workflow(
                     bus, await _start_at_server(settings, address.grpc_port, request), request
                 )
         else:
@@ -176,7 +176,7 @@ async def _run_here(
                 f"workflow {entry.workflow_id} goes on where it was, in {entry.session.workspace}"
             )
             await workflows.resume(entry.workflow_id)
-        return _follow(bus, entry.session.workspace, request)
+        return _follow_workflow(bus, entry.session.workspace, request)
     opened = await sessions.open(LOCAL, request.repository, request.role, request.seconds)
     return workflows.run(LOCAL, opened.workspace, opened.token, request.document)
 
@@ -220,6 +220,8 @@ async def _start_at_server(settings: Settings, port: int, request: WorkflowReque
     return str(opened.workspace_id)
 
 
-def _follow(bus: Bus, workspace: str, request: WorkflowRequest) -> AsyncGenerator[Recorded, None]:
+def _follow_workflow(
+    bus: Bus, workspace: str, request: WorkflowRequest
+) -> AsyncGenerator[Recorded, None]:
     workflow_log = WorkflowLog(bus, workspace, LOCAL.tenant, str(request.document["id"]))
     return workflow_log.follow(document_digest(request.document), 0)

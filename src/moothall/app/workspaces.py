@@ -107,10 +107,10 @@ async def open_jobs(
         pods = Pods(cluster, transport, lambda name: _link_environment(settings, name))
 
         def create_executor(
-            setup: ExecutorSetup, folder: Path, beside: ExecutorClient | None
+            setup: ExecutorSetup, folder: Path, neighbour: ExecutorClient | None
         ) -> ExecutorClient:
-            if isinstance(beside, JobExecutor):
-                return CodeExecutor(setup, folder, settings, beside)
+            if isinstance(neighbour, JobExecutor):
+                return CodeExecutor(setup, folder, settings, neighbour)
             return JobExecutor(setup, folder, settings, pods)
 
         async with beside(
@@ -168,8 +168,8 @@ async def examine_nodes(settings: Settings) -> AsyncIterator[Finding]:
     from moothall.workers.ray_fleet import cluster
 
     try:  # what is written meanwhile would be Ray's
-        async with cluster(settings.ray), sandboxes_on_nodes(settings) as found:
-            refusals = found
+        async with cluster(settings.ray), sandboxes_on_nodes(settings) as refusals_by_node:
+            refusals = refusals_by_node
     except MoothallError as error:
         mend = "run `moothall doctor` on each node"
         yield Finding("nodes", ok=False, detail=error.message, mend=mend)
@@ -317,7 +317,7 @@ async def _try_block(settings: Settings, make: CreateExecutor | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Executors:
-    """Where the executors of workspaces run.
+    """The place where the executors of workspaces run.
 
     create: creates an executor; None: in a sandbox of this machine.
     count_machines: how many machines run executors.

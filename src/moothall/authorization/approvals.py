@@ -45,7 +45,7 @@ class ExpiredApproval(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What an approval covers."""
+    """The call that an approval covers."""
 
     tenant: str
     workspace: str
@@ -176,7 +176,7 @@ class Parked:
 
     @property
     def subject(self) -> Subject:
-        """What an approval of this request covers."""
+        """The subject of an approval of this request."""
         return Subject(
             self.tenant, self.workspace, self.request_id, self.tool, self.arguments_digest
         )
@@ -189,7 +189,7 @@ class ApprovalQueue:
         self._parked = parked
         self._spent = spent
         self._approvals = approvals
-        self._known: dict[str, Parked] = {}
+        self._items: dict[str, Parked] = {}
         self._notified: set[tuple[str, str]] = set()
         self._listeners: list[Callable[[Parked], None]] = []
 
@@ -222,7 +222,7 @@ class ApprovalQueue:
         """Return the requests that wait for an operator of this tenant, oldest first."""
         waiting = (
             item
-            for item in self._known.values()
+            for item in self._items.values()
             if item.tenant == tenant and item.state == "waiting"
         )
         return sorted(waiting, key=lambda item: (item.time, item.id))
@@ -231,9 +231,9 @@ class ApprovalQueue:
         """Park a request. The same request of the same seat is parked once. Raises
         `BusUnavailable`.
         """
-        known = self._known.get(_key(context, call))
-        if known is not None and known.state in {"waiting", "refused"}:
-            return known
+        parked = self._items.get(_key(context, call))
+        if parked is not None and parked.state in {"waiting", "refused"}:
+            return parked
         item = Parked(
             id=_key(context, call).rpartition(".")[2],
             request_id=call.request_id,
@@ -253,20 +253,20 @@ class ApprovalQueue:
         return item
 
     async def resolve(
-        self, tenant: str, named: str, *, allow: bool, approver: str, comment: str = ""
+        self, tenant: str, reference: str, *, allow: bool, approver: str, comment: str = ""
     ) -> Parked:
         """Allow or refuse a parked request, named by its id or its request id. Raises `NotFound`,
         `InvalidRequest`, `BusUnavailable`.
         """
         matches = [
             item
-            for item in self._known.values()
-            if item.tenant == tenant and named in {item.id, item.request_id}
+            for item in self._items.values()
+            if item.tenant == tenant and reference in {item.id, item.request_id}
         ]
         waiting = [item for item in matches if item.state == "waiting"]
         if not matches:
             raise NotFound(
-                f"no parked request {named[:80]!r}; `moothall tools requeue list` shows them"
+                f"no parked request {reference[:80]!r}; `moothall tools requeue list` shows them"
             )
         if len(waiting) != 1:
             reason = (
@@ -274,7 +274,9 @@ class ApprovalQueue:
                 if waiting
                 else f"it was {matches[0].state} already"
             )
-            raise InvalidRequest(f"the parked request {named[:80]!r} cannot be resolved: {reason}")
+            raise InvalidRequest(
+                f"the parked request {reference[:80]!r} cannot be resolved: {reason}"
+            )
         item = waiting[0]
         grant = self._approvals.sign(item.subject, approver) if allow else ""
         state: Literal["allowed", "refused"] = "allowed" if allow else "refused"
@@ -290,7 +292,7 @@ class ApprovalQueue:
         if the approval is forged, or if the approved request itself comes again after the approval
         was spent or has expired. Raises `BusUnavailable`.
         """
-        item = self._known.get(_key(context, call))
+        item = self._items.get(_key(context, call))
         if item is None or item.state != "allowed":
             return None
         subject = replace(
@@ -318,7 +320,7 @@ class ApprovalQueue:
         key = f"{item.tenant}.{item.id}"
         # The grant is sent in parts, because events are scrubbed of what looks like a token.
         await self._parked.put(key, {**dump(item), "grant": item.grant.split(".")})
-        self._known[key] = item
+        self._items[key] = item
 
     def _store(self, key: str, document: Mapping[str, Any]) -> Parked | None:
         try:
@@ -333,7 +335,7 @@ class ApprovalQueue:
         if f"{item.tenant}.{item.id}" != key:
             log.warning("a parked request lies under another's key", key=key)
             return None
-        self._known[key] = item
+        self._items[key] = item
         return item
 
 

@@ -96,19 +96,19 @@ def _find_cut(path: Path, file: BinaryIO, key: bytes, before: datetime) -> tuple
             return _refuse(path, first)
         offset += len(line)
         line = file.readline()
-    last, cut, cut_offset = first, first, offset
+    last, cut_head, cut_offset = first, first, offset
     while line:
         record = read_record(line.removesuffix(b"\n"))
         if record is not None:  # a line torn by a crash counts as removed with the record after it
             if (record["seq"], record["prev"]) != (last.seq + 1, last.hash):
                 return _refuse(path, first)
-            cut, cut_offset = last, offset
+            cut_head, cut_offset = last, offset
             if record["time"] >= limit:
                 break
             last = Head(record["seq"], record["hash"])
         offset += len(line)
         line = file.readline()
-    return first, cut, cut_offset
+    return first, cut_head, cut_offset
 
 
 def _refuse(path: Path, first: Head) -> tuple[Head, Head, int]:
@@ -138,8 +138,8 @@ _LOCK_SECONDS, _LOCK_PAUSE_SECONDS = 1.0, 0.02
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """What is recorded at the start and the end of a call. An `approved` entry between them names
-    the operator who allowed the call: `approved_by`. `task_id` is the key of the task; in a tool
+    """A record of the start or the end of a call. An `approved` entry between them names the
+    operator who allowed the call: `approved_by`. `task_id` is the key of the task; in a tool
     session, the name of its workspace.
     """
 
@@ -201,7 +201,7 @@ class AuditLog:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await asyncio.to_thread(self._close)
+        await asyncio.to_thread(self._close_chains)
         await self._background_tasks.aclose()
         if self._publisher:
             await self._publisher.flush()
@@ -215,7 +215,7 @@ class AuditLog:
         nobody awaits.
         """
         try:
-            written = asyncio.wrap_future(self._thread.submit(self._write, entry))
+            written = asyncio.wrap_future(self._thread.submit(self._write_record, entry))
         except RuntimeError:
             written = asyncio.get_running_loop().create_future()
             written.set_exception(AuditUnavailable("the audit is closed"))
@@ -225,9 +225,9 @@ class AuditLog:
             future.add_done_callback(lambda finished: finished.cancelled() or finished.exception())
         return record_id
 
-    def _write(self, entry: AuditEntry) -> str:
+    def _write_record(self, entry: AuditEntry) -> str:
         try:
-            chain = self._chains.get(entry.tenant) or self._open(entry.tenant)
+            chain = self._chains.get(entry.tenant) or self._open_chain(entry.tenant)
         except (OSError, InvalidRequest) as error:
             raise AuditUnavailable(f"the audit cannot be opened: {error}") from error
         try:
@@ -242,7 +242,7 @@ class AuditLog:
             self._publisher.put(WrittenRecord(entry.tenant, *written))
         return f"{self._writer}:{written[0]['seq']}"
 
-    def _open(self, tenant: str) -> _Chain:
+    def _open_chain(self, tenant: str) -> _Chain:
         folder = self._root / check_id(tenant, "tenant")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         chain = self._chains[tenant] = _Chain(
@@ -273,7 +273,7 @@ class AuditLog:
         if pruned:
             log.info("old audit records were removed", records=pruned, days=keep_days)
 
-    def _close(self) -> None:
+    def _close_chains(self) -> None:
         self._thread.shutdown(wait=True)
         for chain in self._chains.values():
             chain.close()
@@ -287,11 +287,11 @@ class _Chain:
         self._path, self._key = path, key
         self._sync_records = sync_records
         self._unsynced = 0
-        with ExitStack() as opened:
-            self._file = _open_locked(opened, path)
-            self._head = _open_for(opened, head_path(path), 0)
+        with ExitStack() as stack:
+            self._file = _open_locked(stack, path)
+            self._head = _open_for(stack, head_path(path), 0)
             self._resume(path)
-            self._files = opened.pop_all()
+            self._files = stack.pop_all()
 
     def _resume(self, path: Path) -> None:
         tail = read_tail(path)
@@ -352,7 +352,7 @@ class _Chain:
         self._files.close()
 
 
-def _open_locked(opened: ExitStack, path: Path) -> int:
+def _open_locked(stack: ExitStack, path: Path) -> int:
     """Open and lock a chain for appending. Retry briefly, because pruning locks and replaces it."""
     until = time.monotonic() + _LOCK_SECONDS
     while True:
@@ -360,7 +360,7 @@ def _open_locked(opened: ExitStack, path: Path) -> int:
             file = _open_for(attempt, path, os.O_APPEND)
             locked = try_lock(file)
             if locked and path.exists() and os.path.samestat(os.fstat(file), path.stat()):
-                opened.push(attempt.pop_all())
+                stack.push(attempt.pop_all())
                 return file
         if not locked and time.monotonic() > until:
             raise AuditUnavailable(
@@ -369,9 +369,9 @@ def _open_locked(opened: ExitStack, path: Path) -> int:
         time.sleep(_LOCK_PAUSE_SECONDS)
 
 
-def _open_for(opened: ExitStack, path: Path, flags: int) -> int:
+def _open_for(stack: ExitStack, path: Path, flags: int) -> int:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
-    opened.callback(os.close, file)
+    stack.callback(os.close, file)
     return file
 
 
@@ -420,7 +420,7 @@ class Decision:
 
 
 @dataclass(slots=True)
-class _Read:
+class _TenantDecisions:
     seq: int = 0
     last: deque[Decision] = field(default_factory=lambda: deque(maxlen=_MAX_DECISIONS))
 
@@ -432,19 +432,21 @@ class Decisions:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._read: LRUCache[str, _Read] = LRUCache(_MAX_TENANTS)
+        self._tenants: LRUCache[str, _TenantDecisions] = LRUCache(_MAX_TENANTS)
         self._reading = asyncio.Lock()
 
     async def last(self, principal: Principal) -> Sequence[Decision]:
         """Return a tenant's decisions, latest first."""
         async with self._reading:
-            read = self._read.get(principal.tenant) or _Read()
-            async for recorded in self._log.replay((Channel.AUDIT.of(principal.tenant),), read.seq):
-                read.seq = recorded.seq
+            decisions = self._tenants.get(principal.tenant) or _TenantDecisions()
+            async for recorded in self._log.replay(
+                (Channel.AUDIT.of(principal.tenant),), decisions.seq
+            ):
+                decisions.seq = recorded.seq
                 if recorded.event.tenant == principal.tenant:
-                    read.last.extend(_decisions_in(recorded.event, principal.tenant))
-            self._read[principal.tenant] = read
-            return tuple(reversed(read.last))
+                    decisions.last.extend(_decisions_in(recorded.event, principal.tenant))
+            self._tenants[principal.tenant] = decisions
+            return tuple(reversed(decisions.last))
 
 
 def _decisions_in(event: Event, tenant: str) -> Iterable[Decision]:

@@ -45,7 +45,7 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class StreamChains:
-    """What the AUDIT stream records of chains, by tenant and writer. `heads`: hashes by seq, of
+    """The records of chains in the AUDIT stream, by tenant and writer. `heads`: hashes by seq, of
     chains on this disk. `remote`: ordered records of chains that hosts write to their own disks.
     """
 
@@ -210,11 +210,11 @@ def read_tail(path: Path) -> ChainTail:
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - 2 * _MAX_LINE))
-            end = file.read()
+            content = file.read()
     except FileNotFoundError:
         return ChainTail(Head(0, GENESIS), None, unended=False)
-    unended = bool(end) and not end.endswith(b"\n")
-    lines = end.removesuffix(b"\n").split(b"\n") if end else []
+    unended = bool(content) and not content.endswith(b"\n")
+    lines = content.removesuffix(b"\n").split(b"\n") if content else []
     torn = None
     if unended and read_record(lines[-1]) is None:
         torn = lines.pop()
@@ -291,25 +291,25 @@ class _ChainReader:
 
     def problems(self) -> Iterator[Problem]:
         head = read_head(head_path(self.path))
-        broken: bytes | None = None
+        torn_line: bytes | None = None
         for line in self._read_lines():
             self._line += 1
             if self._line == 1 and (anchor := read_anchor(line)):
                 yield from self._check_anchor(anchor)
                 continue
             record = read_record(line)
-            if broken is not None:
-                yield self._torn_problem(broken, record)
-                broken = None
+            if torn_line is not None:
+                yield self._torn_problem(torn_line, record)
+                torn_line = None
             if record is None:
-                broken = line
+                torn_line = line
                 continue
             yield from self._check_record(record)
             if head is not None and record["seq"] == head.seq:
                 self._at_head = record["hash"]
-        if broken is not None:
+        if torn_line is not None:
             self._line += 1
-            yield self._torn_problem(broken, None, at_end=True)
+            yield self._torn_problem(torn_line, None, at_end=True)
         yield from self._check_end(head)
 
     def _read_lines(self) -> Iterator[bytes]:
@@ -351,12 +351,12 @@ class _ChainReader:
             if self.open[call] <= 0:  # below 0 if the start was pruned
                 del self.open[call]
         elif record.get("phase") == "unsigned":
-            how = "signed with another key" if record.get("forged") else "not signed"
-            what = (
-                f"the head before record {record['seq']} was {how}: records may have been cut off "
-                "there"
+            reason = "signed with another key" if record.get("forged") else "not signed"
+            text = (
+                f"the head before record {record['seq']} was {reason}: records may have been cut "
+                "off there"
             )
-            yield Problem(self.path, self._line, what, serious=bool(record.get("forged")))
+            yield Problem(self.path, self._line, text, serious=bool(record.get("forged")))
         elif record.get("phase") == "approved":
             values = [
                 str(record.get(name))
@@ -365,14 +365,14 @@ class _ChainReader:
             self.approved.append(Approved(*values))
 
     def _torn_problem(
-        self, broken: bytes, after: dict[str, Any] | None, *, at_end: bool = False
+        self, torn_line: bytes, after: dict[str, Any] | None, *, at_end: bool = False
     ) -> Problem:
         line = self._line - 1
         marked = after is not None and after.get("phase") == "torn"
         if (
             marked
             and after is not None
-            and after.get("torn_sha256") == hashlib.sha256(broken).hexdigest()
+            and after.get("torn_sha256") == hashlib.sha256(torn_line).hexdigest()
         ):
             return Problem(
                 self.path,
@@ -380,12 +380,12 @@ class _ChainReader:
                 "a record was torn by a crash; the chain says so and goes on",
                 serious=False,
             )
-        what = (
+        text = (
             "the last record is torn or changed"
             if at_end
             else "a record was changed: its hash is wrong"
         )
-        return Problem(self.path, line, what)
+        return Problem(self.path, line, text)
 
     def _check_end(self, head: Head | None) -> Iterator[Problem]:
         if head is None:
@@ -410,8 +410,8 @@ class _ChainReader:
     def _check_signature(self, head: Head) -> Iterator[Problem]:
         mac = read_mac(head_path(self.path))
         if not mac:
-            what = "the head is not signed, as before heads were: records may be cut off"
-            yield Problem(self.path, self._line, what, serious=False)
+            text = "the head is not signed, as before heads were: records may be cut off"
+            yield Problem(self.path, self._line, text, serious=False)
         elif not self._is_signed(mac, lambda key: head_mac(key, self.path, head)):
             yield self._problem(
                 "the head is not signed with this key: records may be cut off or made up"
@@ -421,8 +421,8 @@ class _ChainReader:
         keys = (key for key in (self._key, self._hosts) if key)
         return any(hmac.compare_digest(mac.encode(), sign(key).encode()) for key in keys)
 
-    def _problem(self, what: str) -> Problem:
-        return Problem(self.path, self._line, what)
+    def _problem(self, text: str) -> Problem:
+        return Problem(self.path, self._line, text)
 
 
 class _RemoteChainReader(_ChainReader):
@@ -437,18 +437,18 @@ class _RemoteChainReader(_ChainReader):
             record = dict(stored)
             self._line = record["seq"]
             if record["seq"] > self._last.seq + 1:
-                what = (
+                text = (
                     f"the stream lacks records {self._last.seq + 1} to "
                     f"{record['seq'] - 1}: they are with the host that wrote them, or were pruned"
                 )
-                yield Problem(self.path, self._line, what, serious=False)
+                yield Problem(self.path, self._line, text, serious=False)
                 self._last = Head(record["seq"] - 1, record["prev"])
             if record["hash"] != record_hash(record):
                 left_out = HOLE in json.dumps(record)
-                what = (
+                text = (
                     "what looked like a secret was left out: its hash cannot be checked"
                     if left_out
                     else "a record was changed: its hash is wrong"
                 )
-                yield Problem(self.path, self._line, what, serious=not left_out)
+                yield Problem(self.path, self._line, text, serious=not left_out)
             yield from self._check_record(record)

@@ -69,7 +69,7 @@ def read_records(
     limit = since.isoformat(timespec="milliseconds")
     yield from heapq.merge(
         *(
-            _since(limit, name, writer, records)
+            _records_since(limit, name, writer, records)
             for (name, writer), records in sorted(chains.items())
             if tenant in {None, name}
         ),
@@ -77,7 +77,7 @@ def read_records(
     )
 
 
-def _since(
+def _records_since(
     limit: str, tenant: str, writer: str, records: Iterable[Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     for record in records:
@@ -109,7 +109,7 @@ Send = Callable[[Sequence[Mapping[str, Any]]], bool]
 
 @dataclass(slots=True)
 class _Chain:
-    """How far a chain was read: the number of its file, and the bytes that were sent."""
+    """The position of reading in a chain: the number of its file, and the bytes that were sent."""
 
     inode: int
     offset: int = 0
@@ -122,7 +122,7 @@ class AuditShipper:
 
     def __init__(self, data_dir: Path, send: Send, every_seconds: float) -> None:
         self._root, self._send, self._every_seconds = data_dir / "audit", send, every_seconds
-        self._sent: dict[str, int] = {}
+        self._sent_seqs: dict[str, int] = {}
         self._chains: dict[str, _Chain] = {}
         self._damaged: set[Path] = set()
         self._locked = ExitStack()
@@ -183,7 +183,7 @@ class AuditShipper:
                 self._is_owner = attempt.enter_context(lock_file(self._root / "sent.lock"))
                 if self._is_owner:
                     self._locked = attempt.pop_all()
-                    self._sent = _read_positions(self._root / "sent.json")
+                    self._sent_seqs = _read_positions(self._root / "sent.json")
                     self._chains.clear()
         return self._is_owner
 
@@ -193,8 +193,8 @@ class AuditShipper:
         chain = self._chains.get(name)
         if chain is None:  # a restored backup may end before the position
             head = read_head(head_path(path))
-            sent = self._sent.get(name, 0)
-            self._sent[name] = min(sent, head.seq) if head else sent
+            sent_seq = self._sent_seqs.get(name, 0)
+            self._sent_seqs[name] = min(sent_seq, head.seq) if head else sent_seq
         if chain is None or chain.inode != status.st_ino:  # retention replaces the file
             chain = self._chains[name] = _Chain(status.st_ino)
         if chain.offset == status.st_size:
@@ -204,13 +204,13 @@ class AuditShipper:
             records = [
                 export_record(path.parent.name, path.stem, record)
                 for _, line in batch
-                if _read_seq(line) > self._sent[name] and (record := read_record(line))
+                if _read_seq(line) > self._sent_seqs[name] and (record := read_record(line))
             ]
             if records:
                 if not self._send(records):
                     return False
-                self._sent[name] = records[-1]["seq"]
-                write_private(self._root / "sent.json", json.dumps(self._sent))
+                self._sent_seqs[name] = records[-1]["seq"]
+                write_private(self._root / "sent.json", json.dumps(self._sent_seqs))
             chain.offset = batch[-1][0]
         return True
 
@@ -248,7 +248,7 @@ def _read_positions(path: Path) -> dict[str, int]:
 
 
 @asynccontextmanager
-async def shipping(
+async def ship_in_background(
     shipper: AuditShipper, stop: Callable[[], None], seconds: float
 ) -> AsyncIterator[None]:
     """Send beside the block, and the rest at its end for at most `seconds`. `stop` ends a `send`
@@ -369,14 +369,17 @@ async def read_stream_chains(
         if mac == head_mac(key, path, head):
             heads.setdefault((tenant, writer), {})[head.seq] = head.hash
         elif hosts and mac == head_mac(hosts, path, head):
-            known = remote.setdefault((tenant, writer), {})
-            known |= {
+            records = remote.setdefault((tenant, writer), {})
+            records |= {
                 (item["seq"], item["hash"]): item
                 for item in _vouched_records(record, data.get("records"))
             }
     return StreamChains(
         heads,
-        {chain: [known[position] for position in sorted(known)] for chain, known in remote.items()},
+        {
+            chain: [records[position] for position in sorted(records)]
+            for chain, records in remote.items()
+        },
     )
 
 

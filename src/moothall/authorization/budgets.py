@@ -63,8 +63,8 @@ class StoryBudgets:
         return BudgetReservation(self, key, task_key, self._limit(budget), "story")
 
     def _limit(self, budget: Budget) -> Amount:
-        whole = budget.or_default(self._default)
-        return Amount(whole.tokens, whole.calls, whole.cost_usd)
+        effective = budget.or_default(self._default)
+        return Amount(effective.tokens, effective.calls, effective.cost_usd)
 
     async def change(
         self, key: str, change: Callable[[BudgetAccount], BudgetAccount]
@@ -154,11 +154,11 @@ class BudgetReservation:
         if Amount.of(ledger.committed).within(self._granted):
             return
         async with self._drawing:
-            needed = Amount.of(ledger.committed)
-            if needed.within(self._granted):
+            committed = Amount.of(ledger.committed)
+            if committed.within(self._granted):
                 return
             call_cost = Amount.of(estimate)
-            more = Amount(
+            advance = Amount(
                 call_cost.tokens * _CALLS_AHEAD,
                 call_cost.calls * _CALLS_AHEAD,
                 call_cost.cost_usd * _CALLS_AHEAD,
@@ -168,7 +168,7 @@ class BudgetReservation:
                 account = await self._accounts.change(
                     self._key,
                     lambda account: replace(account, limit=self._limit).draw(
-                        self._task_key, needed, spent, more
+                        self._task_key, committed, spent, advance
                     ),
                 )
             except BudgetExceeded:
@@ -293,7 +293,7 @@ class Quotas:
 
         def record(document: Data | None) -> Data:
             earlier = self._read_document(tenant, document).changes
-            changes = [asdict(one) for one in (change, *earlier)][:_MAX_CHANGES]
+            changes = [asdict(item) for item in (change, *earlier)][:_MAX_CHANGES]
             return {"values": change.values, "changes": changes}
 
         document = await compare_and_set(self._bucket, _quotas_key(tenant), record)
@@ -315,13 +315,13 @@ class Quotas:
             return TenantQuotas(settings, {})
         try:
             stored = load(_Document, document)
-            own = load(Quota, stored.values)
+            own_quota = load(Quota, stored.values)
         except InvalidRequest as error:
             log.warning(
                 "the quotas of a tenant are unreadable", tenant=tenant, reason=error.message
             )
             return TenantQuotas(settings, {})
-        values = {name: getattr(own, name) for name in own.model_fields_set}
+        values = {name: getattr(own_quota, name) for name in own_quota.model_fields_set}
         return TenantQuotas(settings.model_copy(update=values), values, stored.changes)
 
     async def admit(self, tenant: str, task_key: TaskKey, is_open: IsOpen) -> None:
@@ -351,8 +351,8 @@ class Quotas:
         ended: set[str] = set()
 
         def add(document: Data | None) -> Data:
-            listed = document.get("tasks") if document else None
-            tasks = [task for task in listed or () if task not in ended and task != task_key]
+            earlier_tasks = document.get("tasks") if document else None
+            tasks = [task for task in earlier_tasks or () if task not in ended and task != task_key]
             if len(tasks) >= limit:
                 raise _FullError(tasks)
             return {"tasks": [*tasks, task_key]}

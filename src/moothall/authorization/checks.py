@@ -31,7 +31,9 @@ from moothall.tools.schemas import arguments_digest, canonical
 
 @dataclass(slots=True)
 class Meter:
-    """What one seat has used of its tool limits. Belongs to one event loop. Nothing here awaits."""
+    """The part of its tool limits that one seat has used. Belongs to one event loop. Nothing here
+    awaits.
+    """
 
     calls: int = 0
     in_flight: int = 0
@@ -106,22 +108,22 @@ def refuse_path(path: str) -> str:
     """Return why a path may not be used, or an empty string. `tests/a.py::test_b` is read as
     tests/a.py.
     """
-    shown = repr(path[:80])
+    quoted = repr(path[:80])
     if any(ord(letter) < 32 or ord(letter) == 127 for letter in path):  # noqa: PLR2004  # ASCII control characters
-        return f"path {shown} holds a control character"
+        return f"path {quoted} holds a control character"
     file = path.partition("::")[0]
     if file.startswith(("/", "~", "\\")) or file[1:2] == ":":
-        return f"path {shown} is absolute; paths are relative to the workspace, as in src/utils.py"
+        return f"path {quoted} is absolute; paths are relative to the workspace, as in src/utils.py"
     if file.startswith("-"):
-        return f"path {shown} looks like an option; write ./{file[:80]}"
+        return f"path {quoted} looks like an option; write ./{file[:80]}"
     parts = path.replace("\\", "/").split("/")  # "::" has no meaning to the file system
     if ".." in parts:
         return (
-            f"path {shown} leaves the workspace by '..'; paths are relative to it, as in "
+            f"path {quoted} leaves the workspace by '..'; paths are relative to it, as in "
             "src/utils.py"
         )
     if any(part.rstrip(". ").casefold() == ".git" for part in parts):
-        return f"path {shown} is inside .git; use git.status, git.diff or git.log"
+        return f"path {quoted} is inside .git; use git.status, git.diff or git.log"
     return ""
 
 
@@ -151,19 +153,19 @@ def first_covered(patterns: Iterable[str], paths: Iterable[str]) -> str:
 def _match_parts(pattern_parts: list[str], path_parts: list[str]) -> bool:
     contents_only = pattern_parts[-1] == "**"  # `docs/**` matches what is in docs, not docs itself
     # The positions in the path where the pattern so far can end. Linear in both for any pattern.
-    ends = {0}
+    positions = {0}
     for part in pattern_parts[:-1] if contents_only else pattern_parts:
         if part == "**":
-            ends = set(range(min(ends), len(path_parts) + 1))
+            positions = set(range(min(positions), len(path_parts) + 1))
         else:
-            ends = {
-                end + 1
-                for end in ends
-                if end < len(path_parts) and fnmatchcase(path_parts[end], part)
+            positions = {
+                position + 1
+                for position in positions
+                if position < len(path_parts) and fnmatchcase(path_parts[position], part)
             }
-        if not ends:
+        if not positions:
             return False
-    return not contents_only or min(ends) < len(path_parts)
+    return not contents_only or min(positions) < len(path_parts)
 
 
 # The checks of a call before it runs, one function per step. Each raises `Stopped` with what is
@@ -207,7 +209,7 @@ def check_schema(
         raise Stopped(
             ToolStatus.INVALID,
             _describe_unknown_tool(
-                str(call.tool), list_tools(grant, without=off, catalogue=catalogue)
+                str(call.tool), list_tools(grant, excluded=off, catalogue=catalogue)
             ),
         )
     try:
@@ -262,7 +264,7 @@ def check_identity(context: CallContext, call: ToolCall) -> None:
 
 def check_grants(
     grant: Grant,
-    checked: CheckedCall,
+    checked_call: CheckedCall,
     *,
     catalogue: Mapping[str, ToolSpec] = CATALOGUE,
     off: Collection[str] = (),
@@ -270,19 +272,19 @@ def check_grants(
     """Raise `Stopped` unless the grant covers the tool and all paths stay inside the workspace and
     off protected files.
     """
-    spec = checked.spec
+    spec = checked_call.spec
     if not is_granted(grant, spec.name):
         names = (
-            ", ".join(other.name for other in list_tools(grant, without=off, catalogue=catalogue))
+            ", ".join(tool.name for tool in list_tools(grant, excluded=off, catalogue=catalogue))
             or "none"
         )
         raise Stopped(
             ToolStatus.BLOCKED, f"{spec.name} is not granted to this seat; granted are {names}"
         )
-    for path in checked.values(spec.paths):
+    for path in checked_call.values(spec.paths):
         if reason := refuse_path(path):
             raise Stopped(ToolStatus.BLOCKED, reason, escape=True)
-    for path in checked.values(spec.writes):
+    for path in checked_call.values(spec.writes):
         for pattern in grant.protected:
             if covers(pattern, path):
                 raise Stopped(
@@ -291,14 +293,14 @@ def check_grants(
                 )
 
 
-def check_set(checked: CheckedCall, unset: Mapping[str, str]) -> None:
+def check_set(checked_call: CheckedCall, unset: Mapping[str, str]) -> None:
     """Raise `Stopped` if the tool lacks a setting. `unset` maps tool names to the missing one."""
-    if reason := unset.get(checked.spec.name):
-        raise Stopped(ToolStatus.BLOCKED, f"{checked.spec.name} is not set up here: {reason}")
+    if reason := unset.get(checked_call.spec.name):
+        raise Stopped(ToolStatus.BLOCKED, f"{checked_call.spec.name} is not set up here: {reason}")
 
 
 def check_capability(
-    tokens: Tokens, context: CallContext, call: ToolCall, checked: CheckedCall
+    tokens: Tokens, context: CallContext, call: ToolCall, checked_call: CheckedCall
 ) -> None:
     """Raise `Stopped` unless the seat's token is valid, belongs to this seat, and covers the tool
     and the paths it writes.
@@ -317,11 +319,11 @@ def check_capability(
         raise Stopped(ToolStatus.BLOCKED, "the capability token is somebody else's", escape=True)
     if capability.request and capability.request != request_digest(call):
         raise Stopped(ToolStatus.BLOCKED, "the capability token is bound to another request")
-    if not is_granted(capability.grant, checked.spec.name):
+    if not is_granted(capability.grant, checked_call.spec.name):
         raise Stopped(
-            ToolStatus.BLOCKED, f"{checked.spec.name} is not covered by the capability token"
+            ToolStatus.BLOCKED, f"{checked_call.spec.name} is not covered by the capability token"
         )
-    for path in checked.values(checked.spec.writes):
+    for path in checked_call.values(checked_call.spec.writes):
         for pattern in capability.grant.protected:
             if covers(pattern, path):
                 raise Stopped(
@@ -330,11 +332,11 @@ def check_capability(
                 )
 
 
-def note_of(grant: Grant, checked: CheckedCall) -> str:
+def note_of(grant: Grant, checked_call: CheckedCall) -> str:
     """Return a note for a write to a judged path, which has no effect on the verdict, or an empty
     string.
     """
-    for path in checked.values(checked.spec.writes):
+    for path in checked_call.values(checked_call.spec.writes):
         if any(covers(pattern, path) for pattern in grant.judged):
             return (
                 f"{path[:80]} is protected: if it was there before, it is judged as it was. Change "
@@ -358,11 +360,11 @@ def with_token(tokens: Tokens, context: CallContext) -> CallContext:
     return replace(context, token=token)
 
 
-def _describe_unknown_tool(name: str, known: Iterable[ToolSpec]) -> str:
-    names = [spec.name for spec in known]
+def _describe_unknown_tool(name: str, specs: Iterable[ToolSpec]) -> str:
+    names = [spec.name for spec in specs]
     dotted = name[:60].lower().replace("_", ".").replace(":", ".").replace("/", ".")
-    swapped = ".".join(reversed(dotted.split(".")))
-    matches = get_close_matches(dotted, names, n=1) or get_close_matches(swapped, names, n=1)
+    swapped_name = ".".join(reversed(dotted.split(".")))
+    matches = get_close_matches(dotted, names, n=1) or get_close_matches(swapped_name, names, n=1)
     matches = (
         matches
         or [
@@ -397,7 +399,7 @@ def _type_name(field: Mapping[str, Any]) -> str:
 
 
 def _describe_wrong_arguments(spec: ToolSpec, error: ValidationError) -> str:
-    known = spec.argument_names
+    names = spec.argument_names
     faults = []
     for item in wrong_fields(error)[:5]:
         name = ".".join(str(part)[:60] for part in item.place)
@@ -406,7 +408,7 @@ def _describe_wrong_arguments(spec: ToolSpec, error: ValidationError) -> str:
         elif item.fault == "missing":
             faults.append(f"argument {name!r} is missing")
         elif item.fault == "extra_forbidden":
-            matches = get_close_matches(name, known, n=1)
+            matches = get_close_matches(name, names, n=1)
             faults.append(
                 f"there is no argument {name!r}"
                 + (f" (did you mean {matches[0]!r}?)" if matches else "")

@@ -108,7 +108,10 @@ class ToolGateway:
         `core`, return only the core tools.
         """
         return list_tools(
-            grant, core=core, without=self._rules.without(tenant), catalogue=self._rules.catalogue
+            grant,
+            core=core,
+            excluded=self._rules.hidden_tools(tenant),
+            catalogue=self._rules.catalogue,
         )
 
     @property
@@ -192,11 +195,11 @@ class ToolGateway:
             key = scope_of(context, checked.spec)
             own_limit = min(checked.spec.timeout_seconds, self._limits.call_seconds)
             has_full_time = self._seconds_allowed(context, call, checked) >= own_limit
-            with self._breakers.watching(
+            with self._breakers.watch_call(
                 key, checked.spec, has_full_time=has_full_time
             ) as report_status:
                 check_spending(context.ledger, context.meter, self._limits)
-                result = await self._run(context, call, checked)
+                result = await self._run_checked(context, call, checked)
                 report_status(result.status)
         except Stopped as stopped:
             if stopped.status is ToolStatus.BLOCKED:
@@ -211,15 +214,15 @@ class ToolGateway:
     async def _admit(self, context: CallContext, call: ToolCall, entry: AuditEntry) -> CheckedCall:
         rules = self._rules
         off = rules.off(context.tenant)
-        checked = check_schema(
+        checked_call = check_schema(
             call, context.grant, self._limits.argument_bytes, catalogue=rules.catalogue, off=off
         )
         check_identity(context, call)
-        check_grants(context.grant, checked, catalogue=rules.catalogue, off=off)
-        check_set(checked, rules.unset(context.tenant))
-        check_capability(rules.tokens, context, call, checked)
+        check_grants(context.grant, checked_call, catalogue=rules.catalogue, off=off)
+        check_set(checked_call, rules.unset(context.tenant))
+        check_capability(rules.tokens, context, call, checked_call)
         try:
-            await rules.policy.check(context, checked)
+            await rules.policy.check(context, checked_call)
         except Stopped as stopped:
             if rules.parking is None or not stopped.may_be_allowed:
                 raise
@@ -227,9 +230,9 @@ class ToolGateway:
             await self._record_approval(
                 replace(entry, phase="approved", approved_by=approval.approver)
             )
-        await check_rate(self._rates, rules.rates, context, checked.spec)
+        await check_rate(self._rates, rules.rates, context, checked_call.spec)
         check_limits(context.meter, self._limits.seat_in_flight)
-        return checked
+        return checked_call
 
     async def _record_approval(self, entry: AuditEntry) -> None:
         try:
@@ -237,26 +240,28 @@ class ToolGateway:
         except AuditUnavailable as error:
             raise Stopped(ToolStatus.ERROR, f"{error.message}; the tool was not run") from error
 
-    async def _run(self, context: CallContext, call: ToolCall, checked: CheckedCall) -> ToolResult:
-        allowed = self._seconds_allowed(context, call, checked)
-        if allowed <= 0:
+    async def _run_checked(
+        self, context: CallContext, call: ToolCall, checked_call: CheckedCall
+    ) -> ToolResult:
+        seconds_allowed = self._seconds_allowed(context, call, checked_call)
+        if seconds_allowed <= 0:
             raise Stopped(ToolStatus.TIMEOUT, "the deadline was over before the tool could start")
-        with reserve(context.meter, allowed) as seconds:
+        with reserve(context.meter, seconds_allowed) as seconds:
             key = ""
-            if checked.spec.cache_seconds > 0:
+            if checked_call.spec.cache_seconds > 0:
                 key = cache_key(
-                    context.tenant, context.workspace_id, checked.spec, checked.arguments
+                    context.tenant, context.workspace_id, checked_call.spec, checked_call.arguments
                 )
                 if (cached := self._cache.get(key)) is not None:
                     return replace(cached, request_id=call.request_id, cached=True)
             result = self._sanitize_result(
-                await self._run_tool(context, call, checked, seconds),
+                await self._run_tool(context, call, checked_call, seconds),
                 call,
-                checked,
-                note_of(context.grant, checked),
+                checked_call,
+                note_of(context.grant, checked_call),
             )
             if key:
-                self._cache.put(key, checked.spec, result)
+                self._cache.put(key, checked_call.spec, result)
         return result
 
     async def _run_tool(
@@ -304,22 +309,25 @@ class ToolGateway:
         finally:
             self._slots.release()
 
-    def _seconds_allowed(self, context: CallContext, call: ToolCall, checked: CheckedCall) -> float:
+    def _seconds_allowed(
+        self, context: CallContext, call: ToolCall, checked_call: CheckedCall
+    ) -> float:
         until = min(call.deadline, context.deadline) - datetime.now(UTC)
         return min(
             until.total_seconds(),
-            checked.spec.call_seconds(checked.arguments),
+            checked_call.spec.call_seconds(checked_call.arguments),
             self._limits.call_seconds,
         )
 
     def _sanitize_result(
-        self, result: ToolResult, call: ToolCall, checked: CheckedCall, note: str
+        self, result: ToolResult, call: ToolCall, checked_call: CheckedCall, note: str
     ) -> ToolResult:
         """Return the result with this call's ids and limited sizes. Output of a workspace is
         untrusted.
         """
         max_bytes = min(
-            checked.spec.caps.result_bytes or self._limits.result_bytes, self._limits.result_bytes
+            checked_call.spec.caps.result_bytes or self._limits.result_bytes,
+            self._limits.result_bytes,
         )
         output = cut_output(result.output, max_bytes)
         if note and result.status is ToolStatus.SUCCESS:
@@ -331,7 +339,7 @@ class ToolGateway:
 
     async def _publish(self, context: CallContext, result: ToolResult) -> None:
         # The name of an unknown tool comes from the model.
-        shown = replace(
+        logged_result = replace(
             result,
             tool=shorten(result.tool, 100),
             output=cut_output(result.output, self._limits.event_bytes),
@@ -343,7 +351,11 @@ class ToolGateway:
             else result.request_id
         )
         await self._publish_about_call(
-            EventType.TOOL_FINISHED, context, result.request_id, dump(shown), ordinal=ordinal
+            EventType.TOOL_FINISHED,
+            context,
+            result.request_id,
+            dump(logged_result),
+            ordinal=ordinal,
         )
 
     async def _publish_start(self, context: CallContext, call: ToolCall) -> None:
@@ -395,11 +407,13 @@ def _refusal(call: ToolCall, status: ToolStatus, reason: str) -> ToolResult:
 
 
 @contextmanager
-def tool_call(context: CallContext, call: ToolCall, known: Container[str]) -> Iterator[NoteResult]:
+def tool_call(
+    context: CallContext, call: ToolCall, known_tools: Container[str]
+) -> Iterator[NoteResult]:
     """Trace and count one call. Pass its result to the yielded function; without a result, the call
-    was cancelled or failed. Tools not in `known` are traced as unknown.
+    was cancelled or failed. Tools not in `known_tools` are traced as unknown.
     """
-    tool = call.tool if call.tool in known else _UNKNOWN  # the name comes from the model
+    tool = call.tool if call.tool in known_tools else _UNKNOWN  # the name comes from the model
     status = ToolStatus.CANCELLED
     started = perf_counter()
     attributes = {
@@ -493,8 +507,8 @@ class Alerts:
 
     def pop_raised(self) -> Sequence[Alert]:
         """Return the alerts raised since the last call."""
-        raised, self._raised = self._raised, []
-        return raised
+        alerts, self._raised = self._raised, []
+        return alerts
 
     def _count(
         self, kind: Kind, limit: int, context: CallContext, call: ToolCall, reason: str

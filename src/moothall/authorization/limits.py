@@ -72,7 +72,7 @@ class ToolCircuits:
         self._breakers: LRUCache[Key, CircuitBreaker] = LRUCache(_MAX_CIRCUITS)
 
     @contextmanager
-    def watching(
+    def watch_call(
         self, key: Key, spec: ToolSpec, *, has_full_time: bool = True
     ) -> Iterator[ReportStatus]:
         """Let a call through and yield a function that reports its status.
@@ -84,22 +84,22 @@ class ToolCircuits:
         """
         call = self._enter(key, spec)
         failed: bool | None = None
-        reported = False
+        has_reported = False
 
         def report_status(status: ToolStatus) -> None:
-            nonlocal failed, reported
-            reported = True
+            nonlocal failed, has_reported
+            has_reported = True
             if has_full_time or status is not ToolStatus.TIMEOUT:
                 failed = is_fault(spec, status)
 
         try:
             yield report_status
         except Stopped as stopped:
-            if not reported and is_fault(spec, stopped.status):
+            if not has_reported and is_fault(spec, stopped.status):
                 report_status(stopped.status)
             raise
         except Exception:
-            if not reported:
+            if not has_reported:
                 failed = True
             raise
         finally:
@@ -118,14 +118,14 @@ class ToolCircuits:
         try:
             return breaker.enter()
         except CircuitOpenError as error:
-            when = (
+            retry_note = (
                 f"it is tried again in {error.seconds:.0f} seconds"
                 if error.seconds
                 else "it is being tried again just now"
             )
             raise Stopped(
                 ToolStatus.CIRCUIT_OPEN,
-                f"{spec.name} failed {self._max_failures} times in a row; {when}",
+                f"{spec.name} failed {self._max_failures} times in a row; {retry_note}",
             ) from None
 
 
@@ -146,7 +146,7 @@ class Rates:
         self._clock = clock
         self._calls: LRUCache[tuple[Key, float], deque[float]] = LRUCache(_MAX_WINDOWS)
 
-    def take(self, key: Key, spec: ToolSpec) -> float:
+    def count_call(self, key: Key, spec: ToolSpec) -> float:
         """Count a call and return 0, or return the seconds until the next call is allowed, without
         counting this one.
         """
@@ -172,7 +172,7 @@ class SharedRates:
         self._bucket = bucket
         self._clock = clock
 
-    async def take(self, tenant: str, spec: ToolSpec) -> float:
+    async def count_call(self, tenant: str, spec: ToolSpec) -> float:
         """Count a call and return 0, or return the seconds until the next call is allowed. Raises
         `BusUnavailable`.
         """
@@ -227,10 +227,10 @@ async def check_rate(
     """Raise `Stopped` if the tool may not be called now, by the limits of this process or by the
     `shared` ones.
     """
-    seconds = rates.take(scope_of(context, spec), spec)
+    seconds = rates.count_call(scope_of(context, spec), spec)
     if seconds <= 0 and shared is not None and is_shared(spec) and _windows(spec):
         try:
-            seconds = await shared.take(context.tenant, spec)
+            seconds = await shared.count_call(context.tenant, spec)
         except BusUnavailable as error:
             reason = (
                 f"how often {spec.name} was called cannot be asked ({error.message}); try again"
@@ -376,10 +376,10 @@ def cut_output(output: Mapping[str, Any], limit: int) -> dict[str, Any]:
         return dict(output)
     budget = limit
     while True:
-        cut = {**_cut(output, budget, 0), "truncated": True}
+        shortened = {**_cut_value(output, budget, 0), "truncated": True}
         # Escapes make JSON longer than its text, so cut again with a smaller budget.
-        if _size(cut) <= limit + 200 or budget < 16:  # noqa: PLR2004  # nothing is left to cut
-            return cut
+        if _size(shortened) <= limit + 200 or budget < 16:  # noqa: PLR2004  # nothing is left to cut
+            return shortened
         budget = budget // 2
 
 
@@ -390,7 +390,7 @@ def _size(value: object) -> int:
         return 1 << 60
 
 
-def _cut(value: Any, budget: int, depth: int) -> Any:
+def _cut_value(value: Any, budget: int, depth: int) -> Any:
     if isinstance(value, str):
         return shorten(value, budget)
     if isinstance(value, (Mapping, list, tuple)) and depth >= _MAX_DEPTH:
@@ -403,22 +403,22 @@ def _cut(value: Any, budget: int, depth: int) -> Any:
             if budget <= 0:
                 items.append(f"… {len(value) - len(items)} more left out")
                 break
-            items.append(_cut(item, budget, depth + 1))
+            items.append(_cut_value(item, budget, depth + 1))
             budget -= _size(items[-1]) + 2
         return items
     return value
 
 
 def _cut_mapping(value: Mapping[str, Any], budget: int, depth: int) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
+    items: dict[str, Any] = {}
     # Small values first: a verdict or an exit code must not be dropped because of a long text
     # before it.
     for key, item in sorted(value.items(), key=lambda pair: _size(pair[1])):
         if budget <= 0:
             break
-        kept[shorten(str(key), 200)] = _cut(item, budget, depth + 1)
-        budget -= len(str(key)) + _size(kept[shorten(str(key), 200)]) + 4
-    return {key: kept[key] for key in (shorten(str(name), 200) for name in value) if key in kept}
+        items[shorten(str(key), 200)] = _cut_value(item, budget, depth + 1)
+        budget -= len(str(key)) + _size(items[shorten(str(key), 200)]) + 4
+    return {key: items[key] for key in (shorten(str(name), 200) for name in value) if key in items}
 
 
 def shorten(text: str, limit: int) -> str:
@@ -441,11 +441,11 @@ def check_spending(ledger: Ledger | None, meter: Meter, limits: GatewayLimits) -
 
     A turn that was paid with the last token still runs its tools; one past the limit does not.
     """
-    if reason := _overspent(ledger, meter, limits):
+    if reason := _describe_overspending(ledger, meter, limits):
         raise Stopped(ToolStatus.BUDGET_EXCEEDED, reason)
 
 
-def _overspent(ledger: Ledger | None, meter: Meter, limits: GatewayLimits) -> str:
+def _describe_overspending(ledger: Ledger | None, meter: Meter, limits: GatewayLimits) -> str:
     if meter.calls >= limits.seat_calls:
         return (
             f"all {limits.seat_calls} tool calls of this seat are used; finish with what you have"
@@ -458,13 +458,13 @@ def _overspent(ledger: Ledger | None, meter: Meter, limits: GatewayLimits) -> st
     if ledger is None:
         return ""
     spent, budget = ledger.spent, ledger.budget
-    for name, used, limit in (
+    for name, amount, limit in (
         ("tokens", spent.tokens, budget.tokens),
         ("calls", spent.calls, budget.calls),
         ("cost_usd", spent.cost_usd, budget.cost_usd),
     ):
-        if limit and used > limit:
-            return f"the deliberation's budget of {limit} {name} is overspent: {used}"
+        if limit and amount > limit:
+            return f"the deliberation's budget of {limit} {name} is overspent: {amount}"
     return ""
 
 

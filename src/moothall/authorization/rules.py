@@ -91,10 +91,10 @@ def read_grants(text: str, specs: Iterable[ToolSpec] = CATALOGUE.values()) -> Gr
         raise ConfigurationError(f"the table of roles is no YAML: {error}") from error
     except ValidationError as error:
         raise ConfigurationError(f"the table of roles is wrong: {wrong(error)}") from error
-    known = tuple(specs)
+    tools = tuple(specs)
     return Grants(
-        {_read_role(name): _read_grant(name, entry, known) for name, entry in table.roles.items()},
-        {name: _read_grant(name, entry, known) for name, entry in table.personas.items()},
+        {_read_role(name): _read_grant(name, entry, tools) for name, entry in table.roles.items()},
+        {name: _read_grant(name, entry, tools) for name, entry in table.personas.items()},
     )
 
 
@@ -163,30 +163,30 @@ class _Overrides:
     async def refresh(self) -> None:
         """Read the current entries. Raises `BusUnavailable`."""
         for key, document in (await self._bucket.entries()).items():
-            self._apply(key, document)
+            self._apply_override(key, document)
 
     async def run(self) -> None:
         """Follow until cancelled."""
         async with aclosing(self._bucket.follow()) as changes:
             async for key, document in changes:
-                self._apply(key, document)
+                self._apply_override(key, document)
 
     async def _publish(self, key: str, actor: str, reason: str, **fields: Any) -> None:
         time = datetime.now(UTC).isoformat(timespec="seconds")
         document = {**fields, "who": actor, "reason": reason[:500], "time": time}
         await self._bucket.put(key, document)
-        self._apply(key, document)
+        self._apply_override(key, document)
 
-    def _apply(self, key: str, document: Mapping[str, Any]) -> None:
+    def _apply_override(self, key: str, document: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
 
 class Switches(_Overrides):
     """The tools that are switched off per tenant, from the bucket SWITCHES."""
 
-    def __init__(self, bucket: Bucket, known: Container[str] = CATALOGUE) -> None:
+    def __init__(self, bucket: Bucket, known_tools: Container[str] = CATALOGUE) -> None:
         super().__init__(bucket)
-        self._known = known
+        self._known_tools = known_tools
         self._off: dict[str, frozenset[str]] = {}
 
     def off(self, tenant: str) -> frozenset[str]:
@@ -200,13 +200,13 @@ class Switches(_Overrides):
         `BusUnavailable`.
         """
         check_id(tenant, "tenant")
-        if tool not in self._known:
+        if tool not in self._known_tools:
             raise InvalidRequest(
                 f"there is no tool {tool[:60]!r}; `moothall tools list` shows them"
             )
         await self._publish(f"{tenant}.{tool}", actor, reason, enabled=enabled)
 
-    def _apply(self, key: str, document: Mapping[str, Any]) -> None:
+    def _apply_override(self, key: str, document: Mapping[str, Any]) -> None:
         tenant, _, tool = key.partition(".")
         off = self._off.get(tenant, frozenset())
         # Anything but True is off: an unreadable document must not switch a tool on.
@@ -232,7 +232,7 @@ class Revocations(_Overrides):
         """
         await self._publish(token_or_workspace, actor, reason)
 
-    def _apply(self, key: str, document: Mapping[str, Any]) -> None:
+    def _apply_override(self, key: str, document: Mapping[str, Any]) -> None:
         del document
         self._ids.add(key)
 
@@ -281,9 +281,9 @@ class PolicyQuestion:
         }
 
 
-def policy_question(context: CallContext, checked: CheckedCall) -> PolicyQuestion:
+def policy_question(context: CallContext, checked_call: CheckedCall) -> PolicyQuestion:
     """Return the policy question of a call. Requirements come from the catalogue."""
-    spec = checked.spec
+    spec = checked_call.spec
     return PolicyQuestion(
         tenant=context.tenant,
         principal=context.principal.name,
@@ -297,7 +297,7 @@ def policy_question(context: CallContext, checked: CheckedCall) -> PolicyQuestio
         os_access=spec.requirements.os_access,
         network_access=spec.requirements.network_access,
         file_system=spec.requirements.file_system,
-        arguments=json.dumps(_shorten_strings(checked.arguments), sort_keys=True),
+        arguments=json.dumps(_shorten_strings(checked_call.arguments), sort_keys=True),
     )
 
 
@@ -343,13 +343,13 @@ class Policy:
             _MAX_DECISIONS, keep_seconds, timer=clock
         )
 
-    async def check(self, context: CallContext, checked: CheckedCall) -> None:
+    async def check(self, context: CallContext, checked_call: CheckedCall) -> None:
         """Raise `Stopped` unless the policy allows the call. An unavailable engine or an unclear
         answer blocks. In dry-run, a denial is only logged.
         """
         if self._mode == "off":
             return
-        question = policy_question(context, checked)
+        question = policy_question(context, checked_call)
         try:
             decision = await self._decide(question)
         except PolicyUnavailable as error:
@@ -358,10 +358,10 @@ class Policy:
                 reason=f"the policy cannot be asked ({error.message}); nothing runs until it can",
             )
         if decision.allow:
-            metrics.POLICY_DECISIONS.add(checked.spec.name, "allowed")
+            metrics.POLICY_DECISIONS.add(checked_call.spec.name, "allowed")
             return
         if self._mode == "dry-run":
-            metrics.POLICY_DECISIONS.add(checked.spec.name, "would_deny")
+            metrics.POLICY_DECISIONS.add(checked_call.spec.name, "would_deny")
             log.warning(
                 "the policy would have refused this",
                 tool=question.tool,
@@ -369,7 +369,9 @@ class Policy:
                 reason=decision.reason,
             )
             return
-        metrics.POLICY_DECISIONS.add(checked.spec.name, "parked" if decision.park else "denied")
+        metrics.POLICY_DECISIONS.add(
+            checked_call.spec.name, "parked" if decision.park else "denied"
+        )
         raise Stopped(
             ToolStatus.BLOCKED,
             f"{question.tool} is refused by policy: {decision.reason}",
@@ -436,6 +438,6 @@ class Rules:
     rates: SharedRates | None = None
     close_workspace: Callable[[str], Awaitable[None]] = _ignore_close
 
-    def without(self, tenant: str) -> Collection[str]:
+    def hidden_tools(self, tenant: str) -> Collection[str]:
         """Return the names of the tools that a tenant's agents are not offered."""
         return {*self.off(tenant), *self.unset(tenant)}

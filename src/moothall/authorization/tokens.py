@@ -38,8 +38,8 @@ _MAX_CACHED = 4096
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """What a token allows. `chain` holds the ids of its ancestors and its own; revoking one of
-    them, or the workspace, ends it. `request` limits it to one request if it is not empty.
+    """The permissions of a token. `chain` holds the ids of its ancestors and its own; revoking one
+    of them, or the workspace, ends it. `request` limits it to one request if it is not empty.
     `expires` is in seconds since 1970; `ends` is the expiry of the root token.
     """
 
@@ -118,7 +118,7 @@ class Tokens:
         if capability is None:
             if len(token) > _MAX_TOKEN_CHARS:
                 raise Refused("the capability token is too long to be one")
-            capability = self._read(token, workspace, _MAX_CHAIN)[0]
+            capability = self._read_token(token, workspace, _MAX_CHAIN)[0]
             self._checked[token, workspace] = capability
         if capability.expires <= self._clock():
             raise Refused("the capability token is expired")
@@ -126,7 +126,7 @@ class Tokens:
             raise Refused("the capability token was revoked")
         return capability
 
-    def _read(self, token: str, workspace: str, depth: int) -> tuple[Capability, bytes]:
+    def _read_token(self, token: str, workspace: str, depth: int) -> tuple[Capability, bytes]:
         """Return the capability and the token's signature, from which the key of its children is
         derived.
         """
@@ -149,7 +149,7 @@ class Tokens:
             carried = jwt.decode(
                 token, options={"verify_signature": False, "verify_exp": False, "verify_aud": False}
             )
-            parent, key = self._read(
+            parent, key = self._read_token(
                 self._sign_parent(carried.get("parent"), depth - 1), workspace, depth - 1
             )
             # Lifetimes are checked below, with the injected clock and own limits.
@@ -164,7 +164,7 @@ class Tokens:
                 },
             )
             self._check_bounds(claims)
-            return _narrowed(parent, claims), _signature(token)
+            return _intersect_claims(parent, claims), _signature(token)
         except (
             jwt.InvalidTokenError,
             ValueError,
@@ -266,7 +266,7 @@ def narrow(
     )
 
 
-def _narrowed(parent: Capability, claims: Mapping[str, Any]) -> Capability:
+def _intersect_claims(parent: Capability, claims: Mapping[str, Any]) -> Capability:
     """Return what both parent and child allow."""
     tools = claims.get("tools", ("*",))
     protected = claims.get("protected", ())

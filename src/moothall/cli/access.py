@@ -150,11 +150,12 @@ def create(
     context: click.Context, *, name: str, tenant: str, roles: tuple[str, ...], expires: float
 ) -> None:
     """Create a token for the caller NAME and print it. It cannot be shown again."""
-    from moothall.api.accounts import when
+    from moothall.api.accounts import format_time
 
     secret, created = _tokens(context).create(name, expires, tenant=tenant, roles=roles)
     click.echo(secret)
-    say(f"created the token {created.id} of {name} ({tenant}), valid until {when(created.ends)}")
+    expiry = format_time(created.ends)
+    say(f"created the token {created.id} of {name} ({tenant}), valid until {expiry}")
 
 
 @token.command("list", epilog=example("moothall token list --json"))
@@ -163,7 +164,7 @@ def create(
 @report_errors
 def list_tokens(context: click.Context, *, as_json: bool) -> None:
     """List the tokens with their roles and states."""
-    from moothall.api.accounts import when
+    from moothall.api.accounts import format_time
 
     now = time()
     documents = [_token_document(item, now) for item in _tokens(context).list()]
@@ -175,7 +176,7 @@ def list_tokens(context: click.Context, *, as_json: bool) -> None:
         state = "valid until" if item["state"] == "valid" else f"{item['state']} at"
         click.echo(
             f"{item['id']}  {item['name']}  ({item['tenant']})  "
-            f"{', '.join(item['roles']) or 'no role'}  {state} {when(moment)}"
+            f"{', '.join(item['roles']) or 'no role'}  {state} {format_time(moment)}"
         )
     if not documents:
         say("there are no tokens; moothall token create NAME makes one")
@@ -263,7 +264,7 @@ class _Limit(click.ParamType[Any]):
         return value if value == _DEFAULT else self._number.convert(value, param, ctx)
 
 
-_WHOLE, _AMOUNT = _Limit(click.IntRange(0, _MAX_VALUE)), _Limit(click.FloatRange(0, _MAX_VALUE))
+_INTEGER, _AMOUNT = _Limit(click.IntRange(0, _MAX_VALUE)), _Limit(click.FloatRange(0, _MAX_VALUE))
 
 
 @click.command(
@@ -271,11 +272,11 @@ _WHOLE, _AMOUNT = _Limit(click.IntRange(0, _MAX_VALUE)), _Limit(click.FloatRange
     epilog=example("moothall quota", "moothall quota --tenant team-a --tokens-per-day 2000000"),
 )
 @click.option("--tenant", default=LOCAL.tenant, show_default=True, help="Tenant that is meant.")
-@click.option("--tokens-per-day", type=_WHOLE, help="Tokens of all model calls in a day.")
-@click.option("--tokens-per-month", type=_WHOLE, help="Tokens of all model calls in a month.")
+@click.option("--tokens-per-day", type=_INTEGER, help="Tokens of all model calls in a day.")
+@click.option("--tokens-per-month", type=_INTEGER, help="Tokens of all model calls in a month.")
 @click.option("--cost-usd-per-day", type=_AMOUNT, help="US dollars in a day.")
 @click.option("--cost-usd-per-month", type=_AMOUNT, help="US dollars in a month.")
-@click.option("--deliberations", type=_WHOLE, help="Deliberations that have not ended.")
+@click.option("--deliberations", type=_INTEGER, help="Deliberations that have not ended.")
 @json_option
 @with_settings()
 async def quota(settings: Settings, /, *, tenant: str, as_json: bool, **limits: Any) -> None:
@@ -285,14 +286,16 @@ async def quota(settings: Settings, /, *, tenant: str, as_json: bool, **limits: 
     from moothall.app.bus import open_log
     from moothall.authorization.budgets import BUCKET, Quotas
 
-    given = {name: value for name, value in limits.items() if value is not None}
+    changes = {name: value for name, value in limits.items() if value is not None}
     async with open_log(settings, lambda _: None) as bus:
         quotas = Quotas(bus.bucket(BUCKET), settings.quotas)
         current = await quotas.read(tenant)
-        if given:
-            values = {**current.values, **given}
-            own = {name: value for name, value in values.items() if not isinstance(value, str)}
-            current = await quotas.change(tenant, own, LOCAL)
+        if changes:
+            values = {**current.values, **changes}
+            own_values = {
+                name: value for name, value in values.items() if not isinstance(value, str)
+            }
+            current = await quotas.change(tenant, own_values, LOCAL)
         uses = await quotas.list_uses(tenant)
     if as_json:
         print_json(_quota_document(tenant, current, uses))
@@ -312,7 +315,7 @@ def _quota_document(tenant: str, current: TenantQuotas, uses: Sequence[QuotaUse]
 
 
 def _show_quota(current: TenantQuotas, uses: Sequence[QuotaUse]) -> None:
-    used = {(use.what, use.period): use.used for use in uses}
+    amounts = {(use.what, use.period): use.used for use in uses}
     rows = (
         ("tokens_per_day", "tokens per day", ("tokens", "day")),
         ("tokens_per_month", "tokens per month", ("tokens", "month")),
@@ -323,8 +326,8 @@ def _show_quota(current: TenantQuotas, uses: Sequence[QuotaUse]) -> None:
     for name, label, key in rows:
         limit = getattr(current.quota, name)
         source = "" if name in current.values else "  (settings)"
-        spent = f", {used[key]:,.15g} used" if key in used else ""
-        click.echo(f"{label:<22} {f'{limit:,}' if limit else 'no limit'}{spent}{source}")
+        usage_note = f", {amounts[key]:,.15g} used" if key in amounts else ""
+        click.echo(f"{label:<22} {f'{limit:,}' if limit else 'no limit'}{usage_note}{source}")
     labels = {name: label for name, label, _ in rows}
     for change in current.changes[:_LAST_CHANGES]:
         values = ", ".join(f"{labels[name]} {value:,.15g}" for name, value in change.values.items())

@@ -45,12 +45,12 @@ from acp.schema import (
 import moothall
 from moothall.app.command_repository import (
     Diff,
+    describe_uncommitted,
     file_versions,
     files_here,
     head_commit,
     register,
     take_over,
-    unseen,
 )
 from moothall.app.preflight import NamedRepository, check_early
 from moothall.cli.acp_updates import TaskReport, describe_outcome, read_prompt
@@ -239,10 +239,10 @@ class CouncilAgent:
         """
         top = await self._find_files(cwd)
         session_id = new_task_id()
-        session = await self._begin(top, SessionState(str(top), _COUNCIL), mcp_servers)
+        session = await self._begin_session(top, SessionState(str(top), _COUNCIL), mcp_servers)
         self._sessions[session_id] = session
         await asyncio.to_thread(self._store.remove_old)
-        await self._save(session_id)
+        await self._save_session(session_id)
         return NewSessionResponse(session_id=session_id, modes=_modes(session))
 
     @_report_errors
@@ -253,8 +253,8 @@ class CouncilAgent:
         errors of `new_session`, and protocol errors if the session is not stored, belongs to
         another repository, or has a running prompt.
         """
-        known = self._sessions.get(session_id)
-        if known is not None and known.work is not None:
+        session_state = self._sessions.get(session_id)
+        if session_state is not None and session_state.work is not None:
             raise InvalidRequest("a prompt of this session is running; cancel it first")
         state = await asyncio.to_thread(self._store.load, session_id)
         top = await self._find_files(cwd)
@@ -263,9 +263,9 @@ class CouncilAgent:
                 f"session {session_id} is about {state.top}, not about {top}; load it there, or "
                 "begin one with session/new"
             )
-        session = await self._begin(top, state, mcp_servers)
+        session = await self._begin_session(top, state, mcp_servers)
         self._sessions[session_id] = session
-        await self._send(session_id, *state.history())
+        await self._send_updates(session_id, *state.history())
         return LoadSessionResponse(modes=_modes(session))
 
     async def _find_files(self, cwd: str) -> Path:
@@ -278,7 +278,7 @@ class CouncilAgent:
             )
         return top
 
-    async def _begin(
+    async def _begin_session(
         self, top: Path, state: SessionState, mcp_servers: Sequence[Any] | None
     ) -> _Session:
         session = _Session(await register(self._settings, str(top), ""), top, state)
@@ -288,10 +288,10 @@ class CouncilAgent:
                 f"The editor's MCP servers are not used ({names}): tools come from Moothall's "
                 "settings."
             )
-        await self._open()
+        await self._open_client()
         return session
 
-    async def _save(self, session_id: str) -> None:
+    async def _save_session(self, session_id: str) -> None:
         await asyncio.to_thread(self._store.save, session_id, self._sessions[session_id].state)
 
     @_report_errors
@@ -301,8 +301,8 @@ class CouncilAgent:
         """Select whether a council or one agent works on the next prompts."""
         if mode_id not in {mode.id for mode in _MODES}:
             raise InvalidRequest(f"unknown mode {mode_id[:80]!r}: council or ask")
-        self._find(session_id).state.mode = mode_id
-        await self._save(session_id)
+        self._find_session(session_id).state.mode = mode_id
+        await self._save_session(session_id)
         return SetSessionModeResponse()
 
     async def cancel(self, session_id: str, **_: Any) -> None:
@@ -316,7 +316,7 @@ class CouncilAgent:
         self, prompt: Sequence[ContentBlock], session_id: str, **_: Any
     ) -> PromptResponse:
         """Run a deliberation on a prompt, and apply its winner if the user allows it."""
-        session = self._find(session_id)
+        session = self._find_session(session_id)
         if session.work is not None:
             raise InvalidRequest("a prompt of this session is running; cancel it first")
         task = read_prompt(prompt)
@@ -336,7 +336,7 @@ class CouncilAgent:
         finally:
             session.work = None
 
-    def _find(self, session_id: str) -> _Session:
+    def _find_session(self, session_id: str) -> _Session:
         session = self._sessions.get(session_id)
         if session is None:
             raise NotFound(
@@ -345,7 +345,7 @@ class CouncilAgent:
             )
         return session
 
-    async def _open(self) -> AsyncClient:
+    async def _open_client(self) -> AsyncClient:
         """Return the client. It starts a server in this process unless another process serves."""
         async with self._opening:
             if self._client is None:
@@ -365,7 +365,7 @@ class CouncilAgent:
                 self._client = None
                 await self._stack.aclose()
 
-    async def _send(self, session_id: str, *updates: SessionUpdate) -> None:
+    async def _send_updates(self, session_id: str, *updates: SessionUpdate) -> None:
         editor = self._editor
         assert editor is not None  # noqa: S101 - for mypy: requests arrive on a connection
         with suppress(ConnectionError):  # it has disconnected, and its prompts are being cancelled
@@ -373,20 +373,20 @@ class CouncilAgent:
                 await editor.session_update(session_id, update)
 
     async def _deliberate(self, session: _Session, session_id: str, task: str) -> PromptResponse:
-        client = await self._open()
+        client = await self._open_client()
         head = await head_commit(self._settings, session.top)
         if not session.state.changes or head != session.state.head:  # start from the last commit
             session.state.changes.clear()
             session.state.head = head
-            if notice := await unseen(self._settings, session.repository):
+            if notice := await describe_uncommitted(self._settings, session.repository):
                 session.notices.append(f"{notice}.")
-        await self._save(session_id)
-        await self._send(session_id, *map(_notice, session.notices))
+        await self._save_session(session_id)
+        await self._send_updates(session_id, *map(_notice, session.notices))
         session.notices.clear()
         report = TaskReport()
 
         async def show(update: Update) -> None:
-            await self._send(session_id, *report.read_update(update))
+            await self._send_updates(session_id, *report.read_update(update))
 
         outcome = await client.deliberate(
             task,
@@ -408,7 +408,7 @@ class CouncilAgent:
         call_id = f"apply-{outcome.task_id}"
         title = f"Apply the answer of {outcome.winner_id} ({outcome.level.words})"
         content = await self._show_changes(session.top, base, outcome.commit_sha)
-        await self._send(
+        await self._send_updates(
             session_id,
             start_tool_call(call_id, title, kind="edit", status="pending", content=content),
         )
@@ -425,8 +425,8 @@ class CouncilAgent:
             )
             return
         session.state.changes = [*earlier, change]
-        await self._save(session_id)
-        await self._send(session_id, update_tool_call(call_id, status="completed"))
+        await self._save_session(session_id)
+        await self._send_updates(session_id, update_tool_call(call_id, status="completed"))
 
     async def _show_changes(
         self, top: Path, base: str, commit: str
@@ -448,14 +448,14 @@ class CouncilAgent:
 
     async def _end_offer(self, session_id: str, call_id: str, text: str) -> None:
         """Report that the winner was not applied."""
-        await self._send(session_id, update_tool_call(call_id, status="failed"))
+        await self._send_updates(session_id, update_tool_call(call_id, status="failed"))
         await self._answer(session_id, f"\n\n{text}")
 
     async def _answer(self, session_id: str, text: str) -> None:
         """Show a part of the answer, and store it for `session/load`."""
         self._sessions[session_id].state.turns[-1].answer += text
-        await self._save(session_id)
-        await self._send(session_id, update_agent_message_text(text))
+        await self._save_session(session_id)
+        await self._send_updates(session_id, update_agent_message_text(text))
 
 
 def _modes(session: _Session) -> SessionModeState:

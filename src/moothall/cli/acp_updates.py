@@ -202,9 +202,9 @@ def describe_outcome(outcome: Outcome) -> str:
             for seat in outcome.seats
             if seat.error_code
         ]
-        why = _literal(outcome.error_message) or outcome.status.value.lower()
-        return "\n".join([f"**No winner**: {why}", *failed])
-    winner, *others = outcome.results
+        failure = _literal(outcome.error_message) or outcome.status.value.lower()
+        return "\n".join([f"**No winner**: {failure}", *failed])
+    winner, *other_results = outcome.results
     if not winner.diff and outcome.final_state != "already_done":
         return plain(winner.content, _MAX_CHARS)
     level = "" if outcome.final_state == "already_done" else f" ({outcome.level.meaning})"
@@ -217,8 +217,10 @@ def describe_outcome(outcome: Outcome) -> str:
     branch = f". Branch `{outcome.branch}`" if outcome.branch else ""
     lines = [f"{title}{undecided}{branch}.", ""]
     lines += [f"- {_literal(reason)}" for reason in winner.reasons[:_MAX_REASONS]]
-    if others:
-        ranks = (f"{result.rank}. {result.answer}, {result.level.words}" for result in others)
+    if other_results:
+        ranks = (
+            f"{result.rank}. {result.answer}, {result.level.words}" for result in other_results
+        )
         lines += ["", f"Other answers: {'; '.join(ranks)}. `moothall show {outcome.task_id}`"]
     if outcome.error_message:
         lines += ["", _literal(outcome.error_message)]

@@ -38,17 +38,17 @@ async def validate(settings: Settings, *, paths: Sequence[Path]) -> int:
     """Check files: report each error with its line, settings that are not allowed, cycles and
     missing agents. Exit code 1 if there are errors.
     """
-    loaded = _load(settings, paths)
-    for note in loaded.kept:
+    files = _load_specs(settings, paths)
+    for note in files.kept:
         click.echo(plain(f"note  {note}"))
-    problems = len(loaded.wrong)
+    problems = len(files.wrong)
     if not problems:  # otherwise a missing agent may be in an invalid file
         try:
-            check_order(tuple(loaded.specs.values()))
+            check_order(tuple(files.specs.values()))
         except InvalidRequest as error:
             say(plain(error.message))
             problems = 1
-    click.echo(f"agents: {len(loaded.specs)} read, wrong places: {problems}")
+    click.echo(f"agents: {len(files.specs)} read, wrong places: {problems}")
     return EXIT_NONE if problems else 0
 
 
@@ -57,7 +57,7 @@ async def validate(settings: Settings, *, paths: Sequence[Path]) -> int:
 @with_settings()
 async def list_(settings: Settings, *, paths: Sequence[Path]) -> None:
     """List the agents in the order in which they would run one at a time."""
-    by_name = {spec.name: spec for spec in _load(settings, paths).specs.values()}
+    by_name = {spec.name: spec for spec in _load_specs(settings, paths).specs.values()}
     for name in check_order(tuple(by_name.values())):
         spec = by_name[name]
         needs = ", ".join(
@@ -111,10 +111,10 @@ async def run_(
     Each leaves a branch moothall/<task_id>. Its validation commands decide whether it completed.
     Exit codes: 0 all completed, 1 not all, 2 wrong use or a broken part.
     """
-    loaded = _load(settings, paths)
-    if loaded.wrong:
-        raise InvalidRequest(f"{len(loaded.wrong)} places in the files are wrong; nothing is run")
-    specs = _choose(tuple(loaded.specs.values()), only)
+    files = _load_specs(settings, paths)
+    if files.wrong:
+        raise InvalidRequest(f"{len(files.wrong)} places in the files are wrong; nothing is run")
+    specs = _choose(tuple(files.specs.values()), only)
     named = NamedRepository(repo, ref, profile=profile)
     return await _run_agents(settings, specs, named, name, at_once, as_json=as_json)
 
@@ -189,18 +189,18 @@ async def _running_tasks(settings: Settings, name: str) -> Sequence[str]:
     return task_ids
 
 
-def _load(settings: Settings, paths: Sequence[Path]) -> Loaded:
+def _load_specs(settings: Settings, paths: Sequence[Path]) -> Loaded:
     """Load the files and report problems, both in the files and with the settings, so that no run
     fails later because of them.
     """
     from moothall.agents.runner import request_of
 
-    loaded, max_seconds = (
+    files, max_seconds = (
         load(paths or (Path("agents"),)),
         int(settings.limits.deliberation_seconds),
     )
-    problems, notes = list(loaded.wrong), list(loaded.kept)
-    for file, spec in loaded.specs.items():
+    problems, notes = list(files.wrong), list(files.kept)
+    for file, spec in files.specs.items():
         try:
             check_request(settings, request_of(spec, RepositoryRef(id="any"), longest=max_seconds))
         except InvalidRequest as error:
@@ -216,7 +216,7 @@ def _load(settings: Settings, paths: Sequence[Path]) -> Loaded:
             )
     for problem in problems:
         say(plain(f"wrong {problem}"))
-    return replace(loaded, wrong=tuple(problems), kept=tuple(notes))
+    return replace(files, wrong=tuple(problems), kept=tuple(notes))
 
 
 def _choose(specs: Sequence[Spec], only: Sequence[str]) -> Sequence[Spec]:
@@ -261,7 +261,7 @@ async def _run_agents(
     )
     # Imported late: this takes a second, and an invalid address is reported before.
     from moothall.agents.runner import AgentRun, State, first_line
-    from moothall.app.command_repository import find_repository, unseen
+    from moothall.app.command_repository import describe_uncommitted, find_repository
     from moothall.app.server import open_app
     from moothall.cli.documents import AgentsDocument
     from moothall.domain.codec import dump
@@ -271,7 +271,7 @@ async def _run_agents(
     repository = await find_repository(settings, named)
     if repository is None:
         raise InvalidRequest("you are in no git repository: name one with --repo")
-    if text := await unseen(settings, repository, named.profile):
+    if text := await describe_uncommitted(settings, repository, named.profile):
         report_progress(text)
     report_progress(
         f"{len(specs)} agents, {at_once} at once; where this is killed, it goes on with --run "

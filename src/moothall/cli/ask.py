@@ -311,15 +311,15 @@ def _answer_once(options: AskOptions, *, yes: bool) -> NoReturn:
         from rich.console import Console
 
         show_answer(Console(file=out, highlight=False), outcome)
-    applied: tuple[str, ...] = ()
+    applied_paths: tuple[str, ...] = ()
     try:
         if diff and answer.files is None:
             say("not applied: the repository's files are not on this machine")
         elif diff and answer.files is not None and _is_wanted(yes=yes, quiet=options.quiet):
-            applied = _apply(options.settings, answer.files, answer.changes)
+            applied_paths = _apply_changes(options.settings, answer.files, answer.changes)
     finally:
         if options.quiet:
-            _document(out, outcome, applied)
+            _document(out, outcome, applied_paths)
     sys.exit(exit_code(outcome, answers=True))
 
 
@@ -353,7 +353,7 @@ def _is_wanted(*, yes: bool, quiet: bool) -> bool:
         return False
 
 
-def _apply(settings: Settings, files: Path, changes: Sequence[Diff]) -> tuple[str, ...]:
+def _apply_changes(settings: Settings, files: Path, changes: Sequence[Diff]) -> tuple[str, ...]:
     from moothall.app.command_repository import take_over
 
     paths = result_of(take_over(settings, files, *changes))
@@ -361,7 +361,7 @@ def _apply(settings: Settings, files: Path, changes: Sequence[Diff]) -> tuple[st
     return paths
 
 
-def _document(out: TextIO, outcome: Outcome, applied: tuple[str, ...]) -> None:
+def _document(out: TextIO, outcome: Outcome, applied_paths: tuple[str, ...]) -> None:
     from moothall.cli.documents import answer_document
 
-    click.echo(json.dumps(answer_document(outcome, applied), indent=2), file=out)
+    click.echo(json.dumps(answer_document(outcome, applied_paths), indent=2), file=out)

@@ -20,13 +20,13 @@ from rich.console import Console
 
 from moothall.app.command_repository import (
     Diff,
+    describe_uncommitted,
     files_here,
     files_of,
     find_repository,
     kernel_of,
     names,
     take_over,
-    unseen,
 )
 from moothall.cli import options as complete
 from moothall.cli.ask import AskOptions, show_answer
@@ -127,7 +127,7 @@ async def open_ask_session(
     elif (
         repository is not None
         and is_new
-        and (warning := await unseen(settings, repository, named.profile))
+        and (warning := await describe_uncommitted(settings, repository, named.profile))
     ):
         note(warning)
     # The configured default repository is not used: a question is about the current folder.
@@ -304,7 +304,7 @@ class _Conversation:
 
     async def _handle_line(self, line: str) -> None:
         if line == "/apply":
-            await self._apply()
+            await self._apply_changes()
         elif line.startswith("/"):
             self._commands.get(line, self._unknown)()
         elif line:
@@ -333,7 +333,7 @@ class _Conversation:
         if self._last.diff:
             say("/apply puts this into your files")
 
-    async def _apply(self) -> None:
+    async def _apply_changes(self) -> None:
         session = self._session
         if not session.changes or session.files is None:
             reason = (

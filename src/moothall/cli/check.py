@@ -93,16 +93,16 @@ async def check(
             else:
                 err.print(message, soft_wrap=not err.is_terminal)
 
-        checked = await check_repository(
+        repository_check = await check_repository(
             settings, NamedRepository(repo, ref, profile=profile), report_progress
         )
-    diagnosis = diagnose(checked.prepared) if checked.prepared else None
-    reason = failure_reason(checked, diagnosis)
+    diagnosis = diagnose(repository_check.prepared) if repository_check.prepared else None
+    reason = failure_reason(repository_check, diagnosis)
     if not as_json:
-        write_report(out, checked, diagnosis, reason)
-    written_path = await write_profile(checked, replace=force) if write else None
+        write_report(out, repository_check, diagnosis, reason)
+    written_path = await write_profile(repository_check, replace=force) if write else None
     if as_json:
-        print_json(check_document(checked, diagnosis, reason, written_path), out)
+        print_json(check_document(repository_check, diagnosis, reason, written_path), out)
     elif written_path:
         err.print(Text(f"wrote {written_path}; commit it: councils read what is committed"))
     return EXIT_WRONG if reason else 0
@@ -116,20 +116,20 @@ def create_console(out: TextIO) -> Console:
 
 
 def write_report(
-    out: TextIO, checked: RepositoryCheck, diagnosis: Diagnosis | None, reason: str
+    out: TextIO, repository_check: RepositoryCheck, diagnosis: Diagnosis | None, reason: str
 ) -> None:
     """Write the report to `out`, without trailing spaces."""
     console = create_console(out)
     with console.capture() as captured:
-        print_report(console, checked, diagnosis, reason)
+        print_report(console, repository_check, diagnosis, reason)
     out.write("\n".join(line.rstrip(" ") for line in captured.get().split("\n")))
     out.flush()
 
 
-def failure_reason(checked: RepositoryCheck, diagnosis: Diagnosis | None) -> str:
+def failure_reason(repository_check: RepositoryCheck, diagnosis: Diagnosis | None) -> str:
     """Return why no council could be judged, '' if one could."""
-    if checked.failure is not None:
-        message = checked.failure.message
+    if repository_check.failure is not None:
+        message = repository_check.failure.message
         return message if ".moothall.toml" in message else f"{message}\n{_SETUP_HINT}"
     if diagnosis is None or not diagnosis.rows:
         return (
@@ -140,21 +140,21 @@ def failure_reason(checked: RepositoryCheck, diagnosis: Diagnosis | None) -> str
 
 
 def print_report(
-    console: Console, checked: RepositoryCheck, diagnosis: Diagnosis | None, reason: str
+    console: Console, repository_check: RepositoryCheck, diagnosis: Diagnosis | None, reason: str
 ) -> None:
     """Print the check's results, and whether a council could be judged."""
-    base = checked.base
+    base = repository_check.base
     console.print(Text(f"{plain(base.origin, 200)} at {base.sha[:10]}", style="bold"))
-    if checked.unseen:
-        console.print(Text(plain(checked.unseen), style="yellow"))
+    if repository_check.unseen:
+        console.print(Text(plain(repository_check.unseen), style="yellow"))
     grid = Table.grid(padding=(0, 2, 0, 0))
-    for label, value in _profile_rows(checked):
+    for label, value in _profile_rows(repository_check):
         grid.add_row(Text(label, style="dim"), Text(plain(value, 500)))
     console.print(grid)
     if diagnosis and diagnosis.rows:
         console.print(_table(diagnosis))
         for row in diagnosis.rows:
-            _details(console, checked, row)
+            _details(console, repository_check, row)
             if row.advice and not row.fault:
                 console.print(Text(plain(row.advice, _MESSAGE_CHARS), style="yellow"))
     if reason:
@@ -171,8 +171,8 @@ def print_report(
     console.print(Text(verdict, style="green"))
 
 
-def _profile_rows(checked: RepositoryCheck) -> list[tuple[str, str]]:
-    profile = checked.base.profile
+def _profile_rows(repository_check: RepositoryCheck) -> list[tuple[str, str]]:
+    profile = repository_check.base.profile
     setup = [
         ("set-up" if not number else "", " ".join(argv))
         for number, argv in enumerate(profile.setup)
@@ -182,7 +182,9 @@ def _profile_rows(checked: RepositoryCheck) -> list[tuple[str, str]]:
         for number, step in enumerate(profile.builds)
     ]
     notes = [("note", note) for note in getattr(profile, "notes", ())]
-    interpreter = [("interpreter", checked.interpreter)] if checked.interpreter else []
+    interpreter = (
+        [("interpreter", repository_check.interpreter)] if repository_check.interpreter else []
+    )
     return [*interpreter, *(setup or [("set-up", "none")]), *build, *notes]
 
 
@@ -215,13 +217,13 @@ def _table(diagnosis: Diagnosis) -> Table:
 _STYLES = ("green", "red", "dim", "yellow", "yellow")
 
 
-def _details(console: Console, checked: RepositoryCheck, row: CheckRow) -> None:
+def _details(console: Console, repository_check: RepositoryCheck, row: CheckRow) -> None:
     from moothall.ranking.failures import FailureReader
 
-    check_run = checked.prepared.runs.get(row.check) if checked.prepared else None
+    check_run = repository_check.prepared.runs.get(row.check) if repository_check.prepared else None
     details, failures = (
         check_run.details if check_run else {},
-        FailureReader(checked.prepared.files if checked.prepared else ()),
+        FailureReader(repository_check.prepared.files if repository_check.prepared else ()),
     )
     if check_run and not row.told and row.red and row.required:  # the command is the case
         details = {row.check: row.output}
@@ -279,13 +281,16 @@ def _reason(failures: FailureReader, details: Mapping[str, str], case: str) -> s
 
 
 def check_document(
-    checked: RepositoryCheck, diagnosis: Diagnosis | None, reason: str, written_path: Path | None
+    repository_check: RepositoryCheck,
+    diagnosis: Diagnosis | None,
+    reason: str,
+    written_path: Path | None,
 ) -> dict[str, Any]:
     """Return the JSON document of `--json`."""
     from moothall.cli.documents import CheckDocument
     from moothall.domain.codec import dump
 
-    base = checked.base
+    base = repository_check.base
     return dump(
         CheckDocument(
             repository=base.repository,
@@ -293,13 +298,13 @@ def check_document(
             commit=base.sha,
             judgeable=not reason,
             reason=reason,
-            interpreter=checked.interpreter,
+            interpreter=repository_check.interpreter,
             setup=base.profile.setup,
             commands=base.profile.checks,
             checks=diagnosis.rows if diagnosis else (),
-            profile=checked.own_file,
+            profile=repository_check.own_file,
             written=str(written_path or ""),
-            unseen=checked.unseen,
-            seconds=round(checked.seconds, 1),
+            unseen=repository_check.unseen,
+            seconds=round(repository_check.seconds, 1),
         )
     )

@@ -130,7 +130,7 @@ def init(
         values["api_key_file"] = str(key_file.resolve())
     elif key:
         values["api_key_file"] = str(_write_key(file, key))
-    _write(file, values)
+    _append_section(file, values)
     if as_json:
         print_json(
             {
@@ -238,17 +238,17 @@ def _write_key(file: Path, key: str) -> Path:
     return path
 
 
-def _write(file: Path, values: dict[str, Any]) -> None:
+def _append_section(file: Path, values: dict[str, Any]) -> None:
     """Append the section to the file, which keeps its other content and its mode. Raises
     `InvalidRequest` if a value cannot be in a TOML file.
     """
-    known = file.read_text(encoding="utf-8").rstrip() + "\n\n" if file.is_file() else ""
+    existing_text = file.read_text(encoding="utf-8").rstrip() + "\n\n" if file.is_file() else ""
     # A JSON string is a TOML string but for DEL, and a JSON number a TOML number.
     lines = [
         f"{name} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
         for name, value in values.items()
     ]
-    text = known + "\n".join(["[llm]", *lines, ""])
+    text = existing_text + "\n".join(["[llm]", *lines, ""])
     try:
         tomllib.loads(text.encode().decode())
     except ValueError as error:

@@ -60,7 +60,7 @@ class _Line:
 
     text: str = ""
     style: str = ""
-    waits: str = ""
+    activity: str = ""
     since: float = field(default_factory=time.monotonic)
 
 
@@ -81,7 +81,7 @@ class SeatLines:
         self._progress, step = apply_event(self._progress, recorded)
         if event.type is EventType.DELIBERATION_REQUESTED:
             self._lines |= {
-                seat: _Line(waits=seat_progress.activity)
+                seat: _Line(activity=seat_progress.activity)
                 for seat, seat_progress in self._progress.seats.items()
             }
         seat = str(event.data.get("seat") or "")
@@ -97,20 +97,23 @@ class SeatLines:
         if (
             event.type is EventType.DELIBERATION_STARTED
         ):  # the model is asked on behalf of the seats, before any of them starts
-            self._lines[_COUNCIL].waits = "waits for the model"
+            self._lines[_COUNCIL].activity = "waits for the model"
         if event.type is EventType.SEAT_STARTED:
             self.set_council_text("at work")
 
     @property
     def awaited(self) -> str:
-        """What the council and running seats wait for, in words; '' if none is running."""
+        """The activities that the council and running seats wait for, in words; '' if none is
+        running.
+        """
         names_by_activity: dict[str, list[str]] = {}
         for name, line in self._lines.items():
-            if line.waits in WAITING_ACTIVITIES:
-                names_by_activity.setdefault(line.waits, []).append(name)
+            if line.activity in WAITING_ACTIVITIES:
+                names_by_activity.setdefault(line.activity, []).append(name)
         return "; ".join(
-            f"{', '.join(names)} {waits if len(names) == 1 else waits.replace('waits', 'wait')}"
-            for waits, names in names_by_activity.items()
+            f"{', '.join(names)} "
+            f"{activity if len(names) == 1 else activity.replace('waits', 'wait')}"
+            for activity, names in names_by_activity.items()
         )
 
     def __rich__(self) -> Table:
@@ -125,14 +128,14 @@ class SeatLines:
         for name, line in self._lines.items():
             seconds = now - line.since
             percent = f"{self._progress.percent} %" if name == _COUNCIL else ""
-            waits = "" if line.waits == ENDED else line.waits
+            activity = "" if line.activity == ENDED else line.activity
             # What the seat waits for comes first, because a narrow terminal cuts the end.
-            activity = "  ".join(part for part in (percent, waits, line.text) if part)
-            has_ended = line.waits == ENDED
+            summary = "  ".join(part for part in (percent, activity, line.text) if part)
+            has_ended = line.activity == ENDED
             clock = "" if has_ended or seconds <= _QUIET_SECONDS else f"{seconds:.0f} s"
             bold = "bold" if name == _COUNCIL else "bold cyan"
             table.add_row(
-                Text(name, style=bold), Text(activity, style=line.style), Text(clock, style="dim")
+                Text(name, style=bold), Text(summary, style=line.style), Text(clock, style="dim")
             )
         return table
 

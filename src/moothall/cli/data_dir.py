@@ -120,15 +120,16 @@ async def prune(settings: Settings, *, keep: int) -> None:
     """
     from moothall.app.data_dir import prune as prune_all
 
-    gone = await prune_all(settings, keep, say)
-    click.echo(f"{gone.events} events deleted")
+    report = await prune_all(settings, keep, say)
+    click.echo(f"{report.events} events deleted")
     click.echo(
-        f"with them {gone.documents} status documents, {gone.blobs} large values, {gone.patches} "
-        f"patches, {gone.preparations or 0} checkouts and environments"
+        f"with them {report.documents} status documents, {report.blobs} large values, "
+        f"{report.patches} patches, {report.preparations or 0} checkouts and environments"
     )
     if settings.guard.audit_days is not None:
         click.echo(
-            f"{gone.audit} messages of the AUDIT stream older than {settings.guard.audit_days} days"
+            f"{report.audit} messages of the AUDIT stream older than "
+            f"{settings.guard.audit_days} days"
         )
 
 
@@ -279,13 +280,13 @@ async def export(settings: Settings, *, since: datetime, tenant: str | None, kin
     stream = await _read_stream(settings, keys.audit, keys.of_hosts().audit)
     records = read_records(settings.data_dir, stream, since, tenant)
     if kind == "otlp":
-        return await _send(settings, records)
+        return await _send_records(settings, records)
     for record in records:
         click.echo(json.dumps(record, separators=(",", ":")))
     return 0
 
 
-async def _send(settings: Settings, records: Iterator[Mapping[str, Any]]) -> int:
+async def _send_records(settings: Settings, records: Iterator[Mapping[str, Any]]) -> int:
     from moothall.authorization.audit_export import BATCH_RECORDS
     from moothall.telemetry.recording import open_sender
 

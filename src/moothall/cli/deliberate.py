@@ -72,7 +72,7 @@ def read_hidden_tests(arguments: Sequence[str], top: Path | None) -> dict[str, s
     for argument in arguments:
         is_empty = True
         for path, target in _files(argument, top):
-            content = _read(path, remaining_bytes)
+            content = _read_file(path, remaining_bytes)
             remaining_bytes -= len(content)
             if remaining_bytes < 0 or len(tests) == _MAX_FILES:
                 raise InvalidRequest(
@@ -119,7 +119,7 @@ def _files_below(path: Path, dest: str) -> Iterator[tuple[Path, str]]:
                 yield file, inner if dest in {"", "."} else f"{dest}/{inner}"
 
 
-def _read(path: Path, limit: int) -> bytes:
+def _read_file(path: Path, limit: int) -> bytes:
     """Return the bytes of a file, at most one more than `limit`."""
     try:
         with path.open("rb") as file:
@@ -339,14 +339,14 @@ async def _deliberate(
     report_progress = stderr_reporter(quiet=output.quiet)
     model_checked = await check_early(settings, request, named, report_progress)
     # Imported late: this takes a second, and an invalid address is reported before.
-    from moothall.app.command_repository import find_repository, unseen
+    from moothall.app.command_repository import describe_uncommitted, find_repository
     from moothall.app.server import open_app
     from moothall.cli.council import ProgressPrinter, run_deliberation
 
     printer = ProgressPrinter(quiet=output.quiet, verbose=output.verbose)
     repository = await find_repository(settings, named)
     if repository is not None:
-        if warning := await unseen(settings, repository, named.profile):
+        if warning := await describe_uncommitted(settings, repository, named.profile):
             printer.print_note(warning)
     elif not (named.text or settings.repository):
         raise InvalidRequest(

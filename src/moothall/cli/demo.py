@@ -109,13 +109,13 @@ async def _show_on_page(settings: Settings) -> None:
     say(f"sample repository: {sample}")
     repository = await register_named(settings, str(sample))
 
-    async def ready(link: str) -> None:
+    async def open_page(link: str) -> None:
         await show_page(link, await _begin_story(settings, repository))
 
     if (link := await page_link(settings, say)) is None:
-        await serve_until_stopped(settings, ready)
+        await serve_until_stopped(settings, open_page)
     else:
-        await ready(link)
+        await open_page(link)
 
 
 async def _begin_story(settings: Settings, repository: str) -> str:

@@ -112,9 +112,9 @@ def outcome_document(outcome: Outcome) -> dict[str, Any]:
     return {"version": VERSION, **dump(outcome)}
 
 
-def answer_document(outcome: Outcome, applied: tuple[str, ...]) -> dict[str, Any]:
+def answer_document(outcome: Outcome, applied_paths: tuple[str, ...]) -> dict[str, Any]:
     """Return the document of `ask`: the outcome, and the paths that its diff was applied to."""
-    return {**outcome_document(outcome), "applied": list(applied)}
+    return {**outcome_document(outcome), "applied": list(applied_paths)}
 
 
 def findings_document(findings: list[Finding]) -> list[dict[str, Any]]:

@@ -165,7 +165,9 @@ async def evaluate(
     options = Options(agents or 0, protocol, limit or 0, budget or 0, seed, model)
     plan = Plan(Origin(), ref, profile, tasks, commits, paraphrase, parallel, only_mine)
     plan = replace(plan, to_harbor=to_harbor, from_harbor=from_harbor)
-    results = await _run(settings, (repo, folder), plan, options, configs, only_report=only_report)
+    results = await _run_evaluation(
+        settings, (repo, folder), plan, options, configs, only_report=only_report
+    )
     if results is None:
         return EXIT_NONE
     report = _report_tasks if only_mine else _report_results
@@ -180,7 +182,7 @@ def _check_options(*, only_report: bool, runs: bool) -> None:
         )
 
 
-async def _run(
+async def _run_evaluation(
     settings: Settings,
     folders: tuple[str, Path | None],
     plan: Plan,

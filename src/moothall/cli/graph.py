@@ -118,7 +118,7 @@ async def _query(
     if as_json:
         print_json(rows)
     else:
-        _show(question, rows)
+        _show_answer(question, rows)
     return 0 if rows else EXIT_NONE
 
 
@@ -145,11 +145,11 @@ async def _query_line(
             f"commit {origin.commit[:12]} by {plain(origin.author)}, {origin.time}: "
             f"{plain(origin.summary)}\n"
         )
-        _show("provenance", rows)
+        _show_answer("provenance", rows)
     return 0 if rows else EXIT_NONE
 
 
-def _show(question: str, rows: Any) -> None:
+def _show_answer(question: str, rows: Any) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -308,21 +308,21 @@ def show_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     for number, row in enumerate(rows, 1):
         root = _tree(str(number))
         for column, value in row.items():
-            _add(root, column, value)
+            _add_value(root, column, value)
         console.print(root)
 
 
-def _add(tree: Tree, name: str, value: Any) -> None:
+def _add_value(tree: Tree, name: str, value: Any) -> None:
     if value is None or value in ("", [], {}):
         return
     if isinstance(value, Mapping):
         branch = tree.add(_text(name, style="bold cyan"))
         for key, entry in value.items():
-            _add(branch, key, entry)
+            _add_value(branch, key, entry)
     elif isinstance(value, list) and isinstance(value[0], Mapping):
         branch = tree.add(_text(f"{name} ({len(value)})", style="bold cyan"))
         for number, entry in enumerate(value, 1):
-            _add(branch, str(number), entry)
+            _add_value(branch, str(number), entry)
     else:
         text = json.dumps(value, ensure_ascii=False) if isinstance(value, list) else str(value)
         tree.add(_line(name, plain(" ".join(text.split()), _VALUE_CHARS)))

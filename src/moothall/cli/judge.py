@@ -160,9 +160,9 @@ def _locate(
     """Return the place that a URL names. Only the configured forge receives the token."""
     configured = settings.forge
     root = configured.url.rstrip("/")
-    prefix, rest = (root, url[len(root) :]) if url.startswith(f"{root}/") else ("", "")
-    matched = f"https://forge{rest}" if prefix else url
-    match = next((found for pattern in patterns if (found := pattern.match(matched))), None)
+    prefix, path = (root, url[len(root) :]) if url.startswith(f"{root}/") else ("", "")
+    matched = f"https://forge{path}" if prefix else url
+    match = next((candidate for pattern in patterns if (candidate := pattern.match(matched))), None)
     if match is None:
         raise InvalidRequest(f"{url[:200]!r} is not the URL of {expected}")
     if prefix:
@@ -186,8 +186,8 @@ async def _register(settings: Settings, place: _Place) -> str:
     if place.forge is not settings.forge or settings.forge.token is None:
         return url
     registry = trusted_repositories(settings)
-    known = registry.registry.of_origin(url, LOCAL.tenant)
-    credential = (known.credential if known else "") or credential_of(settings.forge)
+    registered = registry.registry.of_origin(url, LOCAL.tenant)
+    credential = (registered.credential if registered else "") or credential_of(settings.forge)
     return (await registry.register(url, credential=credential)).id
 
 
@@ -368,7 +368,7 @@ async def judge(
     watcher = _Watcher(quiet=as_json, verbose=verbose)
     outcome = await _judge(settings, request, change.named, watcher, server, token_file=token_file)
     verdict = make_verdict(outcome, watcher.log, required)
-    _write(settings, verdict, _Files(sarif, statement, key, summary))
+    _write_files(settings, verdict, _Files(sarif, statement, key, summary))
     _print(verdict, out, as_json=as_json)
     if status:
         await set_status(settings, pull, verdict)
@@ -529,7 +529,7 @@ async def _judge_remotely(
             return await run_deliberation(kernel, replace(request, repository=reference), on_event)
 
 
-def _write(settings: Settings, verdict: VerdictDocument, files: _Files) -> None:
+def _write_files(settings: Settings, verdict: VerdictDocument, files: _Files) -> None:
     """Write the requested files. Raises `InvalidRequest` if one cannot be written."""
     try:
         if files.sarif is not None:

@@ -131,16 +131,16 @@ class TasksExtension(Extension):
         outcome = await _deliberations(ctx).result(task_id, LOCAL)
         overview: Overview = ctx.lifespan_context.overview
         progress, timeline = await overview.get_details(task_id, LOCAL)
-        requested = progress.state.requested if progress.state else None
-        if requested is None:
+        request_event = progress.state.requested if progress.state else None
+        if request_event is None:
             raise NotFound(f"no task {task_id!r}")
         task: dict[str, Any] = {
             "resultType": "complete",
             "taskId": task_id,
             "status": _status(outcome.status),
             "statusMessage": progress.last_step,
-            "createdAt": _time(requested.time),
-            "lastUpdatedAt": _time(requested.time + timedelta(seconds=timeline.seconds)),
+            "createdAt": _time(request_event.time),
+            "lastUpdatedAt": _time(request_event.time + timedelta(seconds=timeline.seconds)),
             "ttlMs": None,
             "pollIntervalMs": _POLL_MS,
         }
@@ -227,9 +227,9 @@ async def serve_http(settings: Settings, host: str, port: int) -> None:
         server.session_manager.run(),
         serve_app(app, "MCP", web, BearerTokens(tokens), context, limits=limits) as bound,
     ):
-        scheme, shown = "https" if context else "http", f"[{host}]" if ":" in host else host
+        scheme, host_part = "https" if context else "http", f"[{host}]" if ":" in host else host
         say(
-            f"serving MCP on {scheme}://{shown}:{bound}/mcp; callers send "
+            f"serving MCP on {scheme}://{host_part}:{bound}/mcp; callers send "
             f"'Authorization: Bearer TOKEN'; {tokens_are(settings)}"
         )
         await asyncio.Event().wait()

@@ -133,12 +133,12 @@ def file_of(context: click.Context) -> Path | None:
 
 
 def with_settings(
-    waits: str = "", *, narrated: bool = True
+    activity: str = "", *, narrated: bool = True
 ) -> Callable[
     [Callable[Concatenate[Settings, P], Coroutine[Any, Any, int | None]]], Callable[P, None]
 ]:
     """Make a command of a coroutine function. It receives the settings before the command's
-    parameters and returns the exit code, None for 0. `waits` as in `result_of`, `narrated` as in
+    parameters and returns the exit code, None for 0. `activity` as in `result_of`, `narrated` as in
     `settings_of`.
     """
 
@@ -150,7 +150,7 @@ def with_settings(
         @functools.wraps(main)
         def start(context: click.Context, /, *args: P.args, **kwargs: P.kwargs) -> None:
             sys.exit(
-                result_of(main(settings_of(context, narrated=narrated), *args, **kwargs), waits)
+                result_of(main(settings_of(context, narrated=narrated), *args, **kwargs), activity)
             )
 
         return start
@@ -236,9 +236,9 @@ def on_interrupt(handler: Callable[[], object]) -> Iterator[None]:
         _INTERRUPT_HANDLERS.remove(handler)
 
 
-def result_of(main: Coroutine[Any, Any, T], waits: str = "", after: float = 2.0) -> T:
-    """Run a coroutine and return its result. If it takes more than `after` seconds, print once what
-    it `waits` for.
+def result_of(main: Coroutine[Any, Any, T], activity: str = "", after: float = 2.0) -> T:
+    """Run a coroutine and return its result. If it takes more than `after` seconds, print the
+    `activity` once.
 
     SIGINT and SIGTERM cancel it once, so that everything is closed; then the process exits.
     """
@@ -268,7 +268,7 @@ def result_of(main: Coroutine[Any, Any, T], waits: str = "", after: float = 2.0)
 
     # A thread, because loading modules blocks the event loop.
     notice_timer = (
-        threading.Timer(after, lambda: click.echo(f"{waits} …", err=True)) if waits else None
+        threading.Timer(after, lambda: click.echo(f"{activity} …", err=True)) if activity else None
     )
     gc.freeze()  # imported modules are never collected
     gc.enable()

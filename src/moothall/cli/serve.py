@@ -90,10 +90,10 @@ def tokens_are(settings: Settings) -> str:
 
 
 async def serve_until_stopped(
-    settings: Settings, ready: Callable[[str], Awaitable[None]] | None = None
+    settings: Settings, handle_link: Callable[[str], Awaitable[None]] | None = None
 ) -> None:
-    """Serve, and print the addresses. `ready` receives the link that signs a browser in once, empty
-    if there is none.
+    """Serve, and print the addresses. `handle_link` receives the link that signs a browser in once;
+    it is empty if there is none.
     """
     from moothall.app.bus import roles_of
     from moothall.app.server import open_app
@@ -108,11 +108,11 @@ async def serve_until_stopped(
         if app.http_port:
             paths = ("/health", "/tasks", *(["/v1/tools"] if "tools" in roles_of(settings) else []))
             say(f"serving HTTP on {settings.web.host}:{app.http_port}: {', '.join(paths)}")
-        if app.link and ready is None:
+        if app.link and handle_link is None:
             say(f"the page, signed in once within {LINK_SECONDS:g} s: {app.link}")
         say(f"serving gRPC on {settings.grpc.host}:{app.grpc_port}; {tokens_are(settings)}")
-        if ready is not None:
-            await ready(app.link)
+        if handle_link is not None:
+            await handle_link(app.link)
         await asyncio.Event().wait()
 
 
@@ -133,13 +133,13 @@ async def open_(settings: Settings, *, story_id: str, no_browser: bool) -> None:
 
     story = check_id(story_id, "STORY") if story_id else ""
 
-    async def ready(link: str) -> None:
+    async def open_page(link: str) -> None:
         await show_page(link, story, browser=not no_browser)
 
     if (link := await page_link(settings, say)) is None:
-        await serve_until_stopped(settings, ready)
+        await serve_until_stopped(settings, open_page)
     else:
-        await ready(link)
+        await open_page(link)
 
 
 async def show_page(link: str, story_id: str = "", *, browser: bool = True) -> None:

@@ -201,8 +201,8 @@ def _describe_review(data: Mapping[str, Any]) -> tuple[str, str]:
 def _describe_report(data: Mapping[str, Any]) -> tuple[str, str]:
     report = data["report"]
     usage = report.get("usage") or {}
-    spent = usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
-    text = plain(report["message"], 600) + (f" ({spent} tokens)" if spent else "")
+    token_count = usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
+    text = plain(report["message"], 600) + (f" ({token_count} tokens)" if token_count else "")
     return text, "yellow" if report.get("missing") else "bold"
 
 

@@ -367,7 +367,7 @@ async def approve(settings: Settings, *, story_id: str, comment: str) -> int:
     """Move STORY on: refine, submit, accept its design, its test, and the story itself. If
     something is missing, report it and move nothing.
     """
-    return await _move(settings, story_id, comment, back=False)
+    return await _move_story(settings, story_id, comment, back=False)
 
 
 @story.command(
@@ -378,7 +378,7 @@ async def approve(settings: Settings, *, story_id: str, comment: str) -> int:
 @with_settings(_BOARD)
 async def reject(settings: Settings, *, story_id: str, comment: str) -> int:
     """Send STORY back, to be changed as the comment says."""
-    return await _move(settings, story_id, comment, back=True)
+    return await _move_story(settings, story_id, comment, back=True)
 
 
 async def _move_by(settings: Settings, story_id: str, event: str, comment: str) -> int:
@@ -390,7 +390,7 @@ async def _move_by(settings: Settings, story_id: str, event: str, comment: str) 
     return 0
 
 
-async def _move(settings: Settings, story_id: str, comment: str, *, back: bool) -> int:
+async def _move_story(settings: Settings, story_id: str, comment: str, *, back: bool) -> int:
     from moothall.app.tasks import open_stories
     from moothall.stories.lifecycle import lifecycle
 
@@ -400,7 +400,7 @@ async def _move(settings: Settings, story_id: str, comment: str, *, back: bool) 
         if transition is None:
             say(
                 f"{story_id} is in {card.position.state}: nobody can "
-                f"{'send it back' if back else 'move it on'} there{_waits(card, stories)}"
+                f"{'send it back' if back else 'move it on'} there{_progress_note(card, stories)}"
             )
             return 2
         card = await stories.board.move(story_id, transition.event, LOCAL, comment=comment)
@@ -410,7 +410,7 @@ async def _move(settings: Settings, story_id: str, comment: str, *, back: bool) 
     return 0
 
 
-def _waits(card: StoryState, stories: Stories) -> str:
+def _progress_note(card: StoryState, stories: Stories) -> str:
     from moothall.stories.story_state import COMPLETED
 
     if card.position.state != "build":

@@ -317,5 +317,5 @@ async def rm(settings: Settings, *, task: str, force: bool) -> None:
         f"{removed.task_id} is removed"
         + (f", with its branch {removed.branch}" if removed.branch else "")
     )
-    if removed.left:
-        say(f"left: {removed.left}")
+    if removed.remaining_branch:
+        say(f"left: {removed.remaining_branch}")

@@ -73,7 +73,7 @@ async def list_parked(settings: Settings, *, tenant: str, as_json: bool) -> None
 @with_settings()
 async def allow(settings: Settings, *, request: str, reason: str, tenant: str) -> None:
     """Let REQUEST (its id, or its request id) run once."""
-    await _resolve(settings, tenant, request, reason, allowed=True)
+    await _resolve_parked(settings, tenant, request, reason, allow=True)
 
 
 @requeue.command(epilog=example("moothall tools requeue refuse r-0123"))
@@ -83,21 +83,21 @@ async def allow(settings: Settings, *, request: str, reason: str, tenant: str) -
 @with_settings()
 async def refuse(settings: Settings, *, request: str, reason: str, tenant: str) -> None:
     """Refuse REQUEST for good."""
-    await _resolve(settings, tenant, request, reason, allowed=False)
+    await _resolve_parked(settings, tenant, request, reason, allow=False)
 
 
-async def _resolve(
-    settings: Settings, tenant: str, request: str, reason: str, *, allowed: bool
+async def _resolve_parked(
+    settings: Settings, tenant: str, request: str, reason: str, *, allow: bool
 ) -> None:
     from moothall.app.gateway_rules import open_parking
 
     async with open_parking(settings) as approvals:
         item = await approvals.resolve(
-            tenant, request, allow=allowed, approver=LOCAL.name, comment=reason
+            tenant, request, allow=allow, approver=LOCAL.name, comment=reason
         )
     click.echo(
         f"{item.tool} ({item.request_id}) is {item.state}"
-        + (f", once, within {APPROVAL_SECONDS:.0f} seconds" if allowed else "")
+        + (f", once, within {APPROVAL_SECONDS:.0f} seconds" if allow else "")
     )
 
 
@@ -150,7 +150,7 @@ async def run_(
     from moothall.app.command_repository import register
     from moothall.app.tool_sessions import WorkflowRequest
 
-    document = _read(file, workflow_id)
+    document = _read_document(file, workflow_id)
     workflow_request = WorkflowRequest(
         document,
         await register(settings, repo, ref),
@@ -163,7 +163,7 @@ async def run_(
     return 0 if result["state"] == "succeeded" else EXIT_NONE
 
 
-def _read(file: Path, workflow_id: str) -> dict[str, Any]:
+def _read_document(file: Path, workflow_id: str) -> dict[str, Any]:
     """Return the workflow of a file, with the given id, its own or a new one."""
     from moothall.workflows.plan import read_yaml
 
@@ -288,10 +288,12 @@ async def list_(
         off = switches.off(tenant)
     known_tools = catalogue_of(settings)
     unset = unset_tools(settings, tenant)
-    without = {*off, *unset}
+    excluded = {*off, *unset}
     specs = (
         list_tools(
-            read_table(settings.guard, known_tools).of(role), without=without, catalogue=known_tools
+            read_table(settings.guard, known_tools).of(role),
+            excluded=excluded,
+            catalogue=known_tools,
         )
         if role
         else tuple(known_tools.values())

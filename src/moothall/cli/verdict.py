@@ -167,10 +167,14 @@ def make_verdict(outcome: Outcome, log: JudgementLog, required: str) -> VerdictD
         return VerdictDocument(
             **common, finding="none", level="", accepted=False, error=_explain_none(outcome)
         )
-    found = {evidence.check: evidence for evidence in result.evidence}
+    evidence_by_check = {evidence.check: evidence for evidence in result.evidence}
     level = result.level.words
     finding: Finding = (
-        "passed" if result.passed_gates else "disputed" if EDITED_TESTS in found else "broken"
+        "passed"
+        if result.passed_gates
+        else "disputed"
+        if EDITED_TESTS in evidence_by_check
+        else "broken"
     )
     return VerdictDocument(
         **common,
@@ -180,8 +184,10 @@ def make_verdict(outcome: Outcome, log: JudgementLog, required: str) -> VerdictD
         reasons=result.reasons,
         checks=tuple(_check_results(result)),
         matrix=tuple(_matrix(result, log)[:_MAX_ROWS]),
-        edited_tests=found[EDITED_TESTS].shown if EDITED_TESTS in found else (),
-        unnoticed=found[UNNOTICED].look if UNNOTICED in found else (),
+        edited_tests=evidence_by_check[EDITED_TESTS].shown
+        if EDITED_TESTS in evidence_by_check
+        else (),
+        unnoticed=evidence_by_check[UNNOTICED].look if UNNOTICED in evidence_by_check else (),
         not_judged=tuple(_list_gaps(result, log)),
         look=log.look,
         reviews=result.reviews,

@@ -209,12 +209,12 @@ def sarif_document(verdict: VerdictDocument) -> str:
 
 def findings(verdict: VerdictDocument) -> Iterator[dict[str, Any]]:
     """Yield the findings of a verdict as results of SARIF."""
-    broken = [
+    broken_cases = [
         row.case
         for row in verdict.matrix
         if row.base == "passed" and "failed" in row.results.values()
     ]
-    for case in broken:
+    for case in broken_cases:
         rule, level = (
             ("edited-test", "warning") if case in verdict.edited_tests else ("broken-test", "error")
         )
@@ -349,7 +349,7 @@ def load_signing_key(path: Path | None, data_dir: Path) -> Ed25519PrivateKey:
         if not path.exists():
             _create_key(path, data_dir / _PUBLIC_NAME)
     try:
-        key = load_pem_private_key(_read(path, _KEY_BYTES), password=None)
+        key = load_pem_private_key(_read_file(path, _KEY_BYTES), password=None)
     except (ValueError, TypeError) as error:
         raise ConfigurationError(f"{path} is no unencrypted private key in PEM") from error
     if not isinstance(key, Ed25519PrivateKey):
@@ -374,7 +374,7 @@ def load_public_key(path: Path | None, data_dir: Path) -> Ed25519PublicKey:
                 "nothing yet"
             )
     try:
-        key = load_pem_public_key(_read(path, _KEY_BYTES))
+        key = load_pem_public_key(_read_file(path, _KEY_BYTES))
     except ValueError as error:
         raise ConfigurationError(f"{path} is no public key in PEM") from error
     if not isinstance(key, Ed25519PublicKey):
@@ -385,12 +385,12 @@ def load_public_key(path: Path | None, data_dir: Path) -> Ed25519PublicKey:
 def read_statement(path: Path) -> bytes:
     """Return the bytes of a statement's file. Raises `InvalidRequest`."""
     try:
-        return _read(path, _MAX_BYTES)
+        return _read_file(path, _MAX_BYTES)
     except ConfigurationError as error:
         raise InvalidRequest(error.message) from error
 
 
-def _read(path: Path, limit: int) -> bytes:
+def _read_file(path: Path, limit: int) -> bytes:
     try:
         with path.open("rb") as file:
             content = file.read(limit + 1)

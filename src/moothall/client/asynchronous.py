@@ -522,8 +522,10 @@ def _find_server(server: str, token: str, ca: Path | None) -> tuple[str, str, Pa
     settings = load_settings(find_default_file())
     if server and not is_loopback(server.rpartition(":")[0]):
         raise ConfigurationError(f"a client of {server[:80]!r} needs a token: token=…")
-    own, own_token, certificate = local_server(settings.grpc, settings.data_dir, settings.grpc.port)
-    return server or own, token or own_token, ca or (None if server else certificate)
+    local_address, own_token, certificate = local_server(
+        settings.grpc, settings.data_dir, settings.grpc.port
+    )
+    return server or local_address, token or own_token, ca or (None if server else certificate)
 
 
 class _EmbeddedServer:

@@ -84,7 +84,7 @@ class Client:
         )
         self._thread.start()
         try:
-            self._run(self._client.__aenter__())
+            self._run_coroutine(self._client.__aenter__())
         except BaseException:
             self._stop()
             raise
@@ -98,7 +98,7 @@ class Client:
     ) -> None:
         """Close the connection, and stop the server in this process."""
         try:
-            self._run(self._client.__aexit__(kind, error, traceback))
+            self._run_coroutine(self._client.__aexit__(kind, error, traceback))
         finally:
             self._stop()
 
@@ -113,7 +113,7 @@ class Client:
         """Submit a task and wait for its outcome. `on_update` is called on the client's thread. An
         interrupt (Ctrl-C) cancels the deliberation.
         """
-        return self._run(
+        return self._run_coroutine(
             self._client.deliberate(task, repository=repository, on_update=on_update, **options)
         )
 
@@ -121,44 +121,44 @@ class Client:
         self, task: str, *, repository: str | Path = "", **options: Unpack[TaskOptions]
     ) -> str:
         """Submit a task and return its id, as `AsyncClient.submit` does."""
-        return self._run(self._client.submit(task, repository=repository, **options))
+        return self._run_coroutine(self._client.submit(task, repository=repository, **options))
 
     def watch(self, task_id: str, *, after_seq: int = 0) -> Iterator[Update]:
         """Yield a task's events until it has ended."""
         updates = self._client.watch(task_id, after_seq=after_seq)
         try:
-            while (update := self._run(_next(updates))) is not None:
+            while (update := self._run_coroutine(_next(updates))) is not None:
                 yield update
         finally:
-            self._run(updates.aclose())
+            self._run_coroutine(updates.aclose())
 
     def wait(self, task_id: str, *, on_update: Callable[[Update], None] | None = None) -> Outcome:
         """Wait until a task has ended and return its outcome."""
-        return self._run(self._client.wait(task_id, on_update=on_update))
+        return self._run_coroutine(self._client.wait(task_id, on_update=on_update))
 
     def status(self, task_id: str) -> DeliberationStatus:
         """Return the status of a task. Raises `NotFound`."""
-        return self._run(self._client.status(task_id))
+        return self._run_coroutine(self._client.status(task_id))
 
     def result(self, task_id: str) -> Outcome:
         """Return a task's outcome; while it runs, only its id and status. Raises `NotFound`."""
-        return self._run(self._client.result(task_id))
+        return self._run_coroutine(self._client.result(task_id))
 
     def cancel(self, task_id: str, reason: str = "") -> DeliberationStatus:
         """Cancel a task and return its status. Its work stops within a second."""
-        return self._run(self._client.cancel(task_id, reason))
+        return self._run_coroutine(self._client.cancel(task_id, reason))
 
     def steer(self, task_id: str, message: str) -> None:
         """Send a message to the seats of a running task; they get it at their next turn."""
-        self._run(self._client.steer(task_id, message))
+        self._run_coroutine(self._client.steer(task_id, message))
 
     def pause(self, task_id: str) -> bool:
         """Pause a task before its next turns. Return False if it was paused already."""
-        return self._run(self._client.pause(task_id))
+        return self._run_coroutine(self._client.pause(task_id))
 
     def resume(self, task_id: str) -> bool:
         """Resume a paused task. Return False if it was not paused."""
-        return self._run(self._client.resume(task_id))
+        return self._run_coroutine(self._client.resume(task_id))
 
     def create_story(
         self,
@@ -170,7 +170,7 @@ class Client:
         rigor: str = "",
     ) -> StorySummary:
         """Create a story on the board."""
-        return self._run(
+        return self._run_coroutine(
             self._client.create_story(
                 title, brief=brief, criteria=criteria, repository=repository, rigor=rigor
             )
@@ -178,19 +178,19 @@ class Client:
 
     def stories(self) -> tuple[StorySummary, ...]:
         """Return the stories of the caller's tenant."""
-        return self._run(self._client.stories())
+        return self._run_coroutine(self._client.stories())
 
     def story(self, story_id: str) -> Story:
         """Return a story. Raises `NotFound`."""
-        return self._run(self._client.story(story_id))
+        return self._run_coroutine(self._client.story(story_id))
 
     def move_story(self, story_id: str, event: str, *, comment: str = "") -> StoryMove:
         """Move a story by an event of the life cycle, such as `refine` or `submit`."""
-        return self._run(self._client.move_story(story_id, event, comment=comment))
+        return self._run_coroutine(self._client.move_story(story_id, event, comment=comment))
 
     def comment_story(self, story_id: str, comment: str) -> None:
         """Comment on a story."""
-        self._run(self._client.comment_story(story_id, comment))
+        self._run_coroutine(self._client.comment_story(story_id, comment))
 
     def evaluate(
         self,
@@ -200,9 +200,9 @@ class Client:
         """Measure councils on bugs that were fixed in a repository's history, as
         `AsyncClient.evaluate` does.
         """
-        return self._run(self._client.evaluate(repository, **options))
+        return self._run_coroutine(self._client.evaluate(repository, **options))
 
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def _run_coroutine(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the client's thread. If the caller is interrupted, cancel the
         coroutine, wait for its end, and raise the interrupt again.
         """

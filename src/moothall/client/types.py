@@ -185,31 +185,32 @@ async def run_evaluation(settings: Settings, repository: str, options: Evaluatio
         at_once=options.get("parallel", 1),
     )
     evaluation = Evaluation(settings, plan, folder, options.get("on_progress", lambda _line: None))
-    named = options.get("configurations") or {"default": ConfigurationOptions()}
-    if not await evaluation.run(_configurations(settings, named, folder)):
+    options_by_name = options.get("configurations") or {"default": ConfigurationOptions()}
+    if not await evaluation.run(_configurations(settings, options_by_name, folder)):
         commits, reasons = evaluation.dropped()
-        why = "; ".join(f"{reason} ({count})" for reason, count in reasons[:_MAX_REASONS])
+        reason_text = "; ".join(f"{reason} ({count})" for reason, count in reasons[:_MAX_REASONS])
         raise NotFound(
-            f"no commit of {commits} became a task: {why}. Look at more commits or at another ref"
+            f"no commit of {commits} became a task: {reason_text}. Look at more commits or at "
+            "another ref"
         )
     return write_report(folder)
 
 
 def _configurations(
-    settings: Settings, named: Mapping[str, ConfigurationOptions], folder: Path
+    settings: Settings, options_by_name: Mapping[str, ConfigurationOptions], folder: Path
 ) -> Sequence[Configuration]:
     configurations = []
-    for name, given in named.items():
+    for name, values in options_by_name.items():
         check_name(name)
-        file = given.get("settings")
+        file = values.get("settings")
         options = Options(
-            agents=given.get("agents", 0),
-            protocol=given.get("protocol", ""),
-            limit=given.get("seconds", 0),
-            budget=given.get("budget_tokens", 0),
-            seed=given.get("seed"),
-            model=given.get("model", ""),
+            agents=values.get("agents", 0),
+            protocol=values.get("protocol", ""),
+            limit=values.get("seconds", 0),
+            budget=values.get("budget_tokens", 0),
+            seed=values.get("seed"),
+            model=values.get("model", ""),
         )
-        own = own_settings(load_settings(file) if file else settings, folder)
-        configurations.append(Configuration(name, own, options))
+        configured = own_settings(load_settings(file) if file else settings, folder)
+        configurations.append(Configuration(name, configured, options))
     return configurations

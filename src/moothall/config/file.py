@@ -34,13 +34,13 @@ class Section(BaseModel):
         """Replace the key of a file by the secret in it, unless the secret itself is set."""
         if not isinstance(data, dict):
             return data
-        read = dict(data)
+        values = dict(data)
         for name in secret_fields(cls):
             key = f"{name}_file"
-            path = read.get(key) if key in cls.model_fields else read.pop(key, None)
-            if path and not read.get(name):
-                read[name] = _read_secret(key, Path(path))
-        return read
+            path = values.get(key) if key in cls.model_fields else values.pop(key, None)
+            if path and not values.get(name):
+                values[name] = _read_secret(key, Path(path))
+        return values
 
 
 def secret_fields(model: type[BaseModel]) -> Iterator[str]:

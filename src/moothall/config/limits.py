@@ -160,7 +160,7 @@ class QuotaSettings(Section):
 
     def of(self, tenant: str) -> Quota:
         """Return the quotas of a tenant."""
-        own = self.tenants.get(tenant, Quota())
+        own_quota = self.tenants.get(tenant, Quota())
         return self.default.model_copy(
-            update={name: getattr(own, name) for name in own.model_fields_set}
+            update={name: getattr(own_quota, name) for name in own_quota.model_fields_set}
         )

@@ -223,15 +223,17 @@ class LlmSettings(Section):
         """Return the settings with the prices of the table of known models. Return them unchanged
         if they contain a price or the model is unknown.
         """
-        known = None if self.price_in or self.price_out else find_model(self.base_url, self.model)
-        if known is None:
+        known_model = (
+            None if self.price_in or self.price_out else find_model(self.base_url, self.model)
+        )
+        if known_model is None:
             return self
-        cached = known.price_cached if self.price_cached is None else self.price_cached
+        cached = known_model.price_cached if self.price_cached is None else self.price_cached
         return self.model_copy(
             update={
-                "price_in": known.price_in,
+                "price_in": known_model.price_in,
                 "price_cached": cached,
-                "price_out": known.price_out,
+                "price_out": known_model.price_out,
             }
         )
 
@@ -320,13 +322,13 @@ class Models:
             raise self._unknown(name)
         return settings
 
-    def choose(self, requested: str) -> str:
+    def choose(self, model_profile: str) -> str:
         """Return the name of the requested model, which may be given by name, tier, or its name on
         the server. '' is the default model.
 
         Raises `InvalidRequest`, which lists the models.
         """
-        profile = requested.strip()
+        profile = model_profile.strip()
         if profile in {"", DEFAULT}:
             return ""
         if profile.lower() in self.named:
@@ -334,7 +336,7 @@ class Models:
         for name, model in self.items():
             if profile.lower() == model.tier or profile == model.model:
                 return "" if name == DEFAULT else name
-        raise self._unknown(requested)
+        raise self._unknown(model_profile)
 
     def of_role(self, role: str) -> str:
         """Return the name of the model that the seats of a role use by default."""
@@ -344,13 +346,13 @@ class Models:
         """Return the names of a model and its fallback models, in order."""
         return (name or DEFAULT, *self.get(name).fallback)
 
-    def _unknown(self, requested: str) -> InvalidRequest:
+    def _unknown(self, model_profile: str) -> InvalidRequest:
         names = ", ".join(
             name + (f" ({model.tier})" if model.tier else "") for name, model in self.items()
         )
-        hint = "; auto stands alone" if requested.strip().lower() == AUTO else ""
+        hint = "; auto stands alone" if model_profile.strip().lower() == AUTO else ""
         return InvalidRequest(
-            f"unknown model_profile {requested[:80]!r}; the settings have: {names}{hint}"
+            f"unknown model_profile {model_profile[:80]!r}; the settings have: {names}{hint}"
         )
 
     def _check(self) -> None:
@@ -369,7 +371,7 @@ class Models:
                 if fallback == name or (fallback != DEFAULT and fallback not in self.named):
                     raise ValueError(
                         f"{section}.fallback names {fallback!r}; there are "
-                        f"{', '.join(other for other, _ in self.items() if other != name)}"
+                        f"{', '.join(key for key, _ in self.items() if key != name)}"
                     )
                 if 0 < self.get(fallback).context_tokens < model.context_tokens:
                     raise ValueError(

@@ -183,8 +183,8 @@ def _secret_forms(secret: str) -> Iterator[str]:
             for line in secret.splitlines()
             if line.strip() and not line.startswith("-----")
         )
-    _, separator, rest = secret.partition("://")
-    user_info, at, _ = rest.rpartition("@")
+    _, separator, location = secret.partition("://")
+    user_info, at, _ = location.rpartition("@")
     if separator and at:
         password = user_info.partition(":")[2]
         yield from dict.fromkeys(form for form in (password, unquote(password)) if form)
@@ -259,28 +259,34 @@ def describe_wrong_variables(
     settings: type[BaseModel], environment: Mapping[str, str]
 ) -> list[str]:
     """Return a message for each variable with Moothall's prefix that is not a setting."""
-    known = list(known_variables(settings, ""))
+    known_names = list(known_variables(settings, ""))
     messages = []
     for variable, value in sorted(environment.items()):
         prefix, name = variable.upper()[: len(_PREFIX)], variable.upper()[len(_PREFIX) :]
-        if prefix != _PREFIX or name in known or _is_kubernetes_variable(prefix + name, value):
+        if (
+            prefix != _PREFIX
+            or name in known_names
+            or _is_kubernetes_variable(prefix + name, value)
+        ):
             continue
-        messages.append(f"{variable[:100]} {_describe_unknown_variable(name, known)}")
+        messages.append(f"{variable[:100]} {_describe_unknown_variable(name, known_names)}")
     return messages
 
 
-def _describe_unknown_variable(name: str, known: Sequence[str]) -> str:
+def _describe_unknown_variable(name: str, known_names: Sequence[str]) -> str:
     """Return the error message for a variable, both without the prefix. A name in a section that
     exists is compared with the other names of the section only.
     """
     keys = name.lower().split("__")
     section, separator, word = name.rpartition("__")
     siblings = [
-        key for path, _, key in (other.rpartition("__") for other in known) if path == section
+        key
+        for path, _, key in (known_name.rpartition("__") for known_name in known_names)
+        if path == section
     ]
     if separator and siblings:
         return describe_unknown(keys, word, siblings, f"{_PREFIX}{section}__")
-    return describe_unknown(keys, name, known, _PREFIX)
+    return describe_unknown(keys, name, known_names, _PREFIX)
 
 
 def _is_kubernetes_variable(name: str, value: str) -> bool:

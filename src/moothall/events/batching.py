@@ -77,34 +77,34 @@ class BatchingWriter:
         while self._count >= self.limit:
             self._has_space.clear()
             await self._has_space.wait()
-        topic_id = registry.about(subject)
+        topic_id = registry.topic_id_of(subject)
         batch = self._open.get(topic_id)
         if batch is not None and (
             batch.subject != subject or batch.size + len(written) > MAX_BYTES
         ):
-            self._close(batch)
+            self._close_batch(batch)
             batch = None
         if batch is None:
             batch = self._open[topic_id] = _Batch(subject, loop.time() + self.seconds)
-            batch.timer = loop.call_at(batch.due, self._close, batch)
+            batch.timer = loop.call_at(batch.due, self._close_batch, batch)
         answer: asyncio.Future[int] = loop.create_future()
         batch.events.append(event)
         batch.written.append(written)
         batch.answers.append(answer)
         batch.size += len(written)
         self._count += 1
-        opened = batch
+        current_batch = batch
         if len(batch.events) >= MAX_EVENTS or not self.seconds:
-            self._close(batch)
-        return Receipt(answer, lambda: self._close(opened))
+            self._close_batch(batch)
+        return Receipt(answer, lambda: self._close_batch(current_batch))
 
     async def settle(self, subject: str) -> None:
         """Return once everything posted about the same thing as `subject` is durable or given up,
         so that what is sent now comes after it.
         """
-        topic_id = registry.about(subject)
+        topic_id = registry.topic_id_of(subject)
         if (batch := self._open.get(topic_id)) is not None:
-            self._close(batch)
+            self._close_batch(batch)
         while (sending := self._sending.get(topic_id)) is not None:
             await asyncio.wait({sending})
 
@@ -117,8 +117,8 @@ class BatchingWriter:
                 for topic_id in (*self._open, *self._sending):
                     await self.settle(topic_id)
 
-    def _close(self, batch: _Batch) -> None:
-        topic_id = registry.about(batch.subject)
+    def _close_batch(self, batch: _Batch) -> None:
+        topic_id = registry.topic_id_of(batch.subject)
         if self._open.get(topic_id) is not batch:
             return
         del self._open[topic_id]
@@ -126,12 +126,12 @@ class BatchingWriter:
         if batch.timer is not None:
             batch.timer.cancel()
         sending = asyncio.get_running_loop().create_task(
-            self._send(batch, self._sending.get(topic_id)), name="batch"
+            self._send_batch(batch, self._sending.get(topic_id)), name="batch"
         )
         self._sending[topic_id] = sending
-        sending.add_done_callback(lambda task: self._finish(topic_id, batch, task))
+        sending.add_done_callback(lambda task: self._finish_batch(topic_id, batch, task))
 
-    def _finish(
+    def _finish_batch(
         self, topic_id: str, batch: _Batch, task: asyncio.Task[MoothallError | None]
     ) -> None:
         if self._sending.get(topic_id) is task:
@@ -146,7 +146,7 @@ class BatchingWriter:
         self._count -= len(batch.events)
         self._has_space.set()
 
-    async def _send(
+    async def _send_batch(
         self, batch: _Batch, previous: asyncio.Task[MoothallError | None] | None
     ) -> MoothallError | None:
         try:

@@ -232,7 +232,7 @@ def _to_event(envelope: Any) -> Event:
 
 
 def _is_envelope(value: Any) -> bool:
-    """Whether the value certainly fits `_Envelope`: a quick check, since most messages do."""
+    """Return whether the value certainly fits `_Envelope`, as most messages do: a quick check."""
     if not isinstance(value, dict) or not isinstance(value.get("data"), dict):
         return False
     for name in _REQUIRED:

@@ -36,7 +36,7 @@ Get = Callable[[str], Awaitable[bytes]]
 """Returns the bytes of a sha256. Raises `NotFound`."""
 
 
-async def _store(put: Put, content: bytes, *, kind: str) -> dict[str, Any]:
+async def _store_blob(put: Put, content: bytes, *, kind: str) -> dict[str, Any]:
     sha256 = hashlib.sha256(content).hexdigest()
     await put(sha256, content)
     return {_REFERENCE: sha256, "bytes": len(content), **({"kind": kind} if kind != "text" else {})}
@@ -48,7 +48,7 @@ async def _offload_strings(put: Put, value: Any, limit: int) -> Any:
         if len(value) * 4 <= limit:
             return value
         content = value.encode("utf-8", "replace")
-        return value if len(content) <= limit else await _store(put, content, kind="text")
+        return value if len(content) <= limit else await _store_blob(put, content, kind="text")
     if isinstance(value, Mapping):
         copied = {key: await _offload_strings(put, item, limit) for key, item in value.items()}
         return {_ESCAPED: copied} if _REFERENCE in copied or _ESCAPED in copied else copied
@@ -66,7 +66,7 @@ async def offload(put: Put, data: Mapping[str, Any], limit: int) -> Mapping[str,
         return data
     shortened: Mapping[str, Any] = await _offload_strings(put, data, limit)
     encoded = dump_json(shortened)
-    return shortened if len(encoded) <= limit else await _store(put, encoded, kind="json")
+    return shortened if len(encoded) <= limit else await _store_blob(put, encoded, kind="json")
 
 
 async def _fetch(get: Get, reference: Mapping[str, Any]) -> Any:
@@ -163,8 +163,8 @@ class EnvelopeCodec:
         return codec.encode(_with_time(event))
 
     def is_plain(self, written: bytes) -> bool:
-        """Whether the output of `write`, or several of them together, may be sent unchanged: it has
-        no secrets, large values or references.
+        """Return whether the output of `write`, or several of them together, may be sent unchanged:
+        it has no secrets, large values or references.
         """
         return (
             len(written) <= self.limit
@@ -282,7 +282,7 @@ async def forward(
 
 
 def _is_well_placed(event: Event, subject: str, count: int) -> bool:
-    """Whether readers find an event in such a message: see `registry.fits`.
+    """Return whether readers find an event in such a message: see `registry.fits`.
 
     An event of a story needs its own message, since watchers of stories resume after a seq.
     """

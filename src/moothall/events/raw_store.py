@@ -34,7 +34,7 @@ class Raw:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """What a stream holds."""
+    """The state of a stream."""
 
     messages: int
     bytes: int
@@ -111,7 +111,9 @@ class LetterOrigin:
     deliveries: int
 
 
-async def bury(store: RawStore, origin: LetterOrigin, data: bytes, verdict: Bury) -> None:
+async def store_dead_letter(
+    store: RawStore, origin: LetterOrigin, data: bytes, verdict: Bury
+) -> None:
     """Store the dead letter of a message, once. Its body is the message's bytes, unchanged."""
     headers = {
         "Moothall-Subject": origin.subject,
@@ -201,7 +203,7 @@ class _Span:
     ended: bool = False
 
     def may_lack(self, seq: int) -> bool:
-        """Whether a record missing at `seq` may belong to the deliberation."""
+        """Return whether a record missing at `seq` may belong to the deliberation."""
         return self.first < seq and (seq < self.last or not self.ended)
 
 
@@ -233,10 +235,10 @@ class LogReport:
         """Describe in one line what is missing."""
         if self.is_complete:
             return f"the log is complete: {self.records} records up to seq {self.last}"
-        listed = ", ".join(map(str, self.missing[:8])) + (
+        seqs = ", ".join(map(str, self.missing[:8])) + (
             ", …" if self.lost > len(self.missing[:8]) else ""
         )
-        parts = [f"{self.lost} can no longer be read (seq {listed})"] if self.lost else []
+        parts = [f"{self.lost} can no longer be read (seq {seqs})"] if self.lost else []
         parts += (
             [f"it ends at seq {self.last} and previously ended at {self.expected_last}"]
             if self.cut
@@ -270,12 +272,12 @@ async def check_log(store: RawStore, expected_last: int = 0) -> LogReport:
     if expected <= state.last_seq and state.messages:
         holes.append(range(expected, state.last_seq + 1))
     removed = await store.removed_seqs(EVENTS.name) if holes else frozenset()
-    lost = [seq for hole in holes for seq in hole if seq not in removed]
-    cut = range(state.last_seq + 1, expected_last + 1)
-    missing = (*lost, *cut[:_MAX_LISTED])[:_MAX_LISTED]
+    lost_seqs = [seq for hole in holes for seq in hole if seq not in removed]
+    cut_seqs = range(state.last_seq + 1, expected_last + 1)
+    missing = (*lost_seqs, *cut_seqs[:_MAX_LISTED])[:_MAX_LISTED]
     concerned = {
         task_key: seqs
         for task_key, span in spans.items()
         if (seqs := tuple(seq for seq in missing if span.may_lack(seq)))
     }
-    return LogReport(records, state.last_seq, expected_last, len(lost), missing, concerned)
+    return LogReport(records, state.last_seq, expected_last, len(lost_seqs), missing, concerned)

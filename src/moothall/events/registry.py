@@ -254,20 +254,21 @@ def subject_of(event: Event) -> str:
     of it.
     """
     subject, names = _template(event.type)
-    filled = {}
+    values = {}
     for name in names:
         value = event.tenant if name == "tenant" else event.data.get(name)
         if value is None:
             raise InvalidRequest(f"{event.type} needs {name} in its data: its subject is {subject}")
         token = check_token(value, name)
-        filled[name] = (
+        values[name] = (
             check_token(key_of(token, event.tenant), name) if name == "story_id" else token
         )
-    return subject.format(**filled)
+    return subject.format(**values)
 
 
 def fits(event: Event, subject: str) -> bool:
-    """Whether an event's type belongs on a subject of the log. Permissions are granted by subject.
+    """Return whether an event's type belongs on a subject of the log. Permissions are granted by
+    subject.
 
     On the subjects of stories, where other programs publish, the story and its tenant must match.
     """
@@ -286,12 +287,12 @@ def _fixed_part(kind: EventType) -> str:
 
 
 def is_of_story(event: Event) -> bool:
-    """Whether an event is about a story. Other programs publish such events."""
+    """Return whether an event is about a story. Other programs publish such events."""
     return EVENT_SPECS[event.type].channel is Channel.STORIES
 
 
 def is_accepted(event: Event, subject: str) -> bool:
-    """Whether a story event is accepted on a subject.
+    """Return whether a story event is accepted on a subject.
 
     Accepted are its own subject, `agile.events`, and `agile.events.<story_id>`.
     """
@@ -308,7 +309,7 @@ def is_accepted(event: Event, subject: str) -> bool:
 
 
 def is_consumed(subject: str) -> bool:
-    """Whether a durable consumer of the log receives messages on a subject."""
+    """Return whether a durable consumer of the log receives messages on a subject."""
     return any(
         matches(pattern, subject)
         for spec in DURABLES.values()
@@ -318,7 +319,7 @@ def is_consumed(subject: str) -> bool:
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """Whether a subject falls under a NATS pattern (`*` one token, a last `>` one or more)."""
+    """Return whether a subject matches a NATS pattern (`*` one token, a last `>` one or more)."""
     parts, tokens = pattern.split("."), subject.split(".")
     for index, part in enumerate(parts):
         if part == ">":
@@ -329,7 +330,7 @@ def matches(pattern: str, subject: str) -> bool:
 
 
 def covers(pattern: str, narrower: str) -> bool:
-    """Whether `pattern` also matches every subject that `narrower` matches."""
+    """Return whether `pattern` also matches every subject that `narrower` matches."""
     wide, narrow = pattern.split("."), narrower.split(".")
     for index, part in enumerate(wide):
         if part == ">":
@@ -388,7 +389,7 @@ def work_subject(topic: Topic) -> str:
     return address
 
 
-def about(subject: str) -> str:
+def topic_id_of(subject: str) -> str:
     """Return the id of the thing that messages on a subject are about."""
     return subject.rpartition(".")[2]
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 def _map_of(variable: str, names: str, **expressions: str) -> str:
     """Return a map of a node's properties, after other keys with their expressions."""
     entries = [f"{name}: {variable}.{name}" for name in names.split()]
-    others = [f"{key}: {expression}" for key, expression in expressions.items()]
-    return "{" + ", ".join([*others, *entries]) + "}"
+    further_entries = [f"{key}: {expression}" for key, expression in expressions.items()]
+    return "{" + ", ".join([*further_entries, *entries]) + "}"
 
 
 def _collect(

@@ -32,7 +32,7 @@ class EmbeddedStore:
     def __init__(self, path: Path, *, query_seconds: float, rows: int = _REOPEN_ROWS) -> None:
         self._path = path
         self._milliseconds = int(query_seconds * 1000)
-        self._session = _open(path)
+        self._session = _open_database(path)
         self._reopen_rows = rows
         self._rows_written = 0
         self._write_lock = asyncio.Lock()  # parallel writes of the store conflict with each other
@@ -50,7 +50,7 @@ class EmbeddedStore:
         async with self._write_lock:
             for attempt in range(_MAX_ATTEMPTS):
                 try:
-                    await _call(lambda: self._write(statements))
+                    await _call(lambda: self._write_statements(statements))
                 except kglite.TransactionConflictError as error:
                     if attempt + 1 == _MAX_ATTEMPTS:
                         raise GraphUnavailable(
@@ -65,7 +65,7 @@ class EmbeddedStore:
             if self._rows_written > max(self._reopen_rows, self._session.node_count()):
                 await _call(self._reopen)
 
-    def _write(self, statements: Sequence[Statement]) -> None:
+    def _write_statements(self, statements: Sequence[Statement]) -> None:
         transaction = self._session.begin()
         try:
             for cypher, parameters in statements:
@@ -84,12 +84,12 @@ class EmbeddedStore:
         self._session.close()
         for path in self._path.parent.glob(f"{self._path.name}*"):
             path.unlink()
-        self._session = _open(self._path)
+        self._session = _open_database(self._path)
 
     def _reopen(self) -> None:
         """Free the memory of deleted nodes. Concurrent reads fail, since the session is closed."""
         self._session.close()
-        self._session = _open(self._path)
+        self._session = _open_database(self._path)
         self._rows_written = 0
 
     async def close(self) -> None:
@@ -98,7 +98,7 @@ class EmbeddedStore:
             await _call(self._session.close)
 
 
-def _open(path: Path) -> kglite.Session:
+def _open_database(path: Path) -> kglite.Session:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     session = kglite.open_session(str(path), durable="normal")
     for statement in schema():

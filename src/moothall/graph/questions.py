@@ -83,12 +83,13 @@ def _check_label(values: Mapping[str, Any]) -> None:
 
 def _scope_parameters(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the scopes that the role and phase allow and the caller requests."""
-    allowed = scopes().allowed_scopes(values["role"].strip().lower(), values["phase"])
-    requested = (
-        scopes().check(tuple(name for name in values["only"].split(",") if name.strip())) or allowed
+    allowed_scopes = scopes().allowed_scopes(values["role"].strip().lower(), values["phase"])
+    requested_scopes = (
+        scopes().check(tuple(name for name in values["only"].split(",") if name.strip()))
+        or allowed_scopes
     )
-    selected = [scope for scope in allowed if scope in requested]
-    return {"scopes": selected, "noted": list(scopes().note_kinds(selected))}
+    selected_scopes = [scope for scope in allowed_scopes if scope in requested_scopes]
+    return {"scopes": selected_scopes, "noted": list(scopes().note_kinds(selected_scopes))}
 
 
 def _similar_parameters(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -116,12 +117,14 @@ def _hidden_kinds(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if not values["phase"]:
         return {"hidden": []}
-    allowed = scopes().allowed_scopes(values["role"].strip().lower(), values["phase"])
+    allowed_scopes = scopes().allowed_scopes(values["role"].strip().lower(), values["phase"])
     scope_by_kind = {
         kind: _SCOPE_BY_STORY_KIND.get(kind) or _SCOPE_BY_PREFIX[kind.partition(".")[0]]
         for kind in cypher.KINDS
     }
-    return {"hidden": [kind for kind, scope in scope_by_kind.items() if scope not in allowed]}
+    return {
+        "hidden": [kind for kind, scope in scope_by_kind.items() if scope not in allowed_scopes]
+    }
 
 
 def _without_foreign_properties(row: Row) -> Row:

@@ -140,8 +140,8 @@ class CypherGraph:
             rows = await self._store.read(f"MATCH (n:{name}) RETURN count(n) AS number", {})
             counts[name] = int(rows[0]["number"]) if rows else 0
         for relation in RELATIONS:
-            ends = f"(:{relation.start})-[r:{relation.type}]->(:{relation.end})"
-            rows = await self._store.read(f"MATCH {ends} RETURN count(r) AS number", {})
+            pattern = f"(:{relation.start})-[r:{relation.type}]->(:{relation.end})"
+            rows = await self._store.read(f"MATCH {pattern} RETURN count(r) AS number", {})
             counts[relation.type] = counts.get(relation.type, 0) + (
                 int(rows[0]["number"]) if rows else 0
             )
@@ -177,7 +177,7 @@ def statements(writes: Writes) -> list[Statement]:
         relation_rows.setdefault((start.label, kind, end.label), []).append(
             {"a": start.uid, "b": end.uid}
         )
-    result += [(_relate(*ends), {"rows": rows}) for ends, rows in relation_rows.items()]
+    result += [(_relate(*key), {"rows": rows}) for key, rows in relation_rows.items()]
     return result
 
 
@@ -275,8 +275,8 @@ class Projector:
         self._written = await self._start(last_seq)
         waiting: asyncio.Queue[Recorded] = asyncio.Queue(2 * self._batch_size)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._read(waiting, self._written), name="graph-read")
-            group.create_task(self._write(waiting), name="graph-write")
+            group.create_task(self._read_log(waiting, self._written), name="graph-read")
+            group.create_task(self._write_events(waiting), name="graph-write")
 
     async def catch_up(
         self, last_seq: int, on_batch: Callable[[int], None] = lambda _: None
@@ -315,12 +315,12 @@ class Projector:
         )
         return 0
 
-    async def _read(self, waiting: asyncio.Queue[Recorded], after_seq: int) -> None:
+    async def _read_log(self, waiting: asyncio.Queue[Recorded], after_seq: int) -> None:
         async with aclosing(self._log.follow(after_seq=after_seq)) as records:
             async for recorded in records:
                 await waiting.put(recorded)
 
-    async def _write(self, waiting: asyncio.Queue[Recorded]) -> None:
+    async def _write_events(self, waiting: asyncio.Queue[Recorded]) -> None:
         while True:
             batch = [await waiting.get()]
             await asyncio.sleep(self._pace_seconds)

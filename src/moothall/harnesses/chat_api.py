@@ -40,13 +40,13 @@ class ModelRequest:
 class ModelApi:
     """An HTTP API of a model server.
 
-    read: parses a request's JSON object; any `ValueError`, `TypeError`, `KeyError` or
+    read_request: parses a request's JSON object; any `ValueError`, `TypeError`, `KeyError` or
     `AttributeError` means that it is invalid. write: returns the reply to a request as an object;
     `stream` as server-sent events. Both take an id and the model's name. write_error: returns an
     error by its code and message.
     """
 
-    read: Callable[[Item], ModelRequest]
+    read_request: Callable[[Item], ModelRequest]
     write: Callable[[str, str, ModelRequest, ChatReply], Item]
     stream: Callable[[str, str, ModelRequest, ChatReply], Iterator[str]]
     write_error: Callable[[str, str], Item]
@@ -56,7 +56,7 @@ class ModelApi:
         if len(body) > _MAX_BODY_CHARS:
             raise InvalidRequest(f"a request has at most {_MAX_BODY_CHARS} characters")
         try:
-            return self.read(_read_json(body))
+            return self.read_request(_read_json(body))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InvalidRequest(f"this is not a chat request: {error!r:.200}") from error
 
@@ -98,15 +98,15 @@ def _join_messages(messages: Sequence[Message]) -> Sequence[Message]:
         else:
             turns.append([turn])
     return [
-        replace(first, content="\n\n".join(message.content for message in (first, *rest)))
-        for first, *rest in turns
+        replace(first, content="\n\n".join(message.content for message in (first, *further)))
+        for first, *further in turns
     ]
 
 
-def read_list(value: Any, most: int, least: int = 0) -> Sequence[Item]:
-    """Return `value` if it is a list of `least` to `most` items. Raises `ValueError` otherwise."""
-    if not isinstance(value, list) or not least <= len(value) <= most:
-        raise ValueError(f"a list of {least} to {most} objects is expected")
+def read_list(value: Any, max_items: int, min_items: int = 0) -> Sequence[Item]:
+    """Return a list of `min_items` to `max_items` items. Raises `ValueError` for other values."""
+    if not isinstance(value, list) or not min_items <= len(value) <= max_items:
+        raise ValueError(f"a list of {min_items} to {max_items} objects is expected")
     return value
 
 
@@ -157,8 +157,8 @@ ROLES: Mapping[str, Literal["system", "user", "assistant", "tool"]] = {
 }
 
 
-def _read(data: Item) -> ModelRequest:
-    messages = tuple(map(_read_message, read_list(data["messages"], MAX_MESSAGES, least=1)))
+def _read_request(data: Item) -> ModelRequest:
+    messages = tuple(map(_read_message, read_list(data["messages"], MAX_MESSAGES, min_items=1)))
     tools = tuple(map(_read_tool, read_tools(data.get("tools"))))
     limit = data.get("max_completion_tokens") or data.get("max_tokens")
     question = create_question(messages, tools, limit, data.get("temperature"))
@@ -253,4 +253,4 @@ def write_error(code: str, message: str) -> Item:
     return {"error": {"message": message, "type": code, "code": code}}
 
 
-CHAT = ModelApi(_read, _write, _stream, write_error)
+CHAT = ModelApi(_read_request, _write, _stream, write_error)

@@ -55,7 +55,7 @@ _TOO_LONG = "prompt is too long: "  # clients look for these words, and then sho
 def _read_messages_request(data: Item) -> ModelRequest:
     messages = [
         message
-        for item in read_list(data["messages"], MAX_MESSAGES, least=1)
+        for item in read_list(data["messages"], MAX_MESSAGES, min_items=1)
         for message in _read_message(item)
     ]
     if system := read_text(data.get("system")):
@@ -80,7 +80,7 @@ def _read_message(item: Item) -> Iterator[Message]:
         [{"type": "text", "text": content}] if isinstance(content, str) else content
     )
     calls = []
-    rest = []
+    text_blocks = []
     for block in blocks:
         kind = block["type"]
         if kind == "tool_result":
@@ -90,9 +90,9 @@ def _read_message(item: Item) -> Iterator[Message]:
             arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
             calls.append(FunctionCall(str(block["id"]), str(block["name"]), arguments))
         elif kind not in _THINKING:
-            rest.append(block)
-    if rest or calls:
-        yield Message(role, read_text(rest), calls=tuple(calls))
+            text_blocks.append(block)
+    if text_blocks or calls:
+        yield Message(role, read_text(text_blocks), calls=tuple(calls))
 
 
 def _write_messages_reply(number: str, model: str, request: ModelRequest, reply: ChatReply) -> Item:
@@ -131,8 +131,8 @@ def _stream_messages_reply(
         yield typed("content_block_start", index=index, content_block={**block, **start})
         yield typed("content_block_delta", index=index, delta=delta)
         yield typed("content_block_stop", index=index)
-    end = {"stop_reason": _stop_reason(reply), "stop_sequence": None}
-    yield typed("message_delta", delta=end, usage=_show_usage(reply))
+    final_delta = {"stop_reason": _stop_reason(reply), "stop_sequence": None}
+    yield typed("message_delta", delta=final_delta, usage=_show_usage(reply))
     yield typed("message_stop")
 
 
@@ -206,13 +206,13 @@ def _read_responses_request(data: Item) -> ModelRequest:
     messages = _read_input(data["input"])
     if instructions := read_text(data.get("instructions")):
         messages.insert(0, Message("system", instructions))
-    listed = read_tools(data.get("tools"))
-    tools = tuple(_read_tool(item) for item in listed if item["type"] in {_FUNCTION, _CUSTOM})
+    items = read_tools(data.get("tools"))
+    tools = tuple(_read_tool(item) for item in items if item["type"] in {_FUNCTION, _CUSTOM})
     limit = data.get("max_output_tokens")
     return ModelRequest(
         create_question(messages, tools, limit, data.get("temperature")),
         bool(data.get("stream")),
-        frozenset(str(item["name"]) for item in listed if item["type"] == _CUSTOM),
+        frozenset(str(item["name"]) for item in items if item["type"] == _CUSTOM),
     )
 
 
@@ -233,7 +233,7 @@ def _read_input(value: Any) -> list[Message]:
     if isinstance(value, str):
         return [Message("user", value)]
     messages: list[Message] = []
-    for item in read_list(value, MAX_MESSAGES, least=1):
+    for item in read_list(value, MAX_MESSAGES, min_items=1):
         kind = item.get("type", "message")
         if kind == "message":
             messages.append(Message(ROLES[item["role"]], read_text(item["content"], _TEXTS)))
@@ -261,14 +261,14 @@ def _read_call(item: Item, kind: str) -> FunctionCall:
 def _write_responses_reply(
     number: str, model: str, request: ModelRequest, reply: ChatReply
 ) -> Item:
-    cut = reply.finish_reason == "length" and not reply.calls
+    is_cut = reply.finish_reason == "length" and not reply.calls
     usage = reply.usage
     return {
         "id": f"resp_{number}",
         "object": "response",
         "created_at": int(time.time()),
-        "status": "incomplete" if cut else "completed",
-        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "status": "incomplete" if is_cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "error": None,
         "model": model,
         "output": _show_items(number, request, reply),
@@ -291,11 +291,11 @@ def _show_items(number: str, request: ModelRequest, reply: ChatReply) -> list[di
         part = {"type": "output_text", "text": reply.text, "annotations": []}
         items.append({"type": "message", "role": "assistant", "content": [part]})
     for call in reply.calls:
-        shown = {"call_id": call.call_id, "name": call.name}
+        call_fields = {"call_id": call.call_id, "name": call.name}
         if call.name in request.free_tools:
-            items.append({"type": "custom_tool_call", **shown, "input": _free_text(call)})
+            items.append({"type": "custom_tool_call", **call_fields, "input": _free_text(call)})
         else:
-            items.append({"type": "function_call", **shown, "arguments": call.arguments})
+            items.append({"type": "function_call", **call_fields, "arguments": call.arguments})
     return [
         {"id": f"item_{number}_{index}", "status": "completed", **item}
         for index, item in enumerate(items)
@@ -319,8 +319,13 @@ def _stream_responses_reply(
     def typed(kind: str, **data: Any) -> str:
         return event({"type": kind, "sequence_number": next(numbers), **data}, kind)
 
-    begun = {**response, "status": "in_progress", "incomplete_details": None, "output": []}
-    yield typed("response.created", response={**begun, "usage": None})
+    initial_response = {
+        **response,
+        "status": "in_progress",
+        "incomplete_details": None,
+        "output": [],
+    }
+    yield typed("response.created", response={**initial_response, "usage": None})
     for index, item in enumerate(response["output"]):
         place = {"item_id": item["id"], "output_index": index}
         empty, deltas = _deltas(item)
@@ -333,11 +338,11 @@ def _stream_responses_reply(
 
 def _deltas(item: Mapping[str, Any]) -> tuple[Item, Sequence[tuple[str, Item]]]:
     """Return an item without its content, and the events that bring the content."""
-    begun = {**item, "status": "in_progress"}
+    initial_item = {**item, "status": "in_progress"}
     if item["type"] == "message":
         (part,) = item["content"]
         place, text = {"content_index": 0}, part["text"]
-        return {**begun, "content": []}, (
+        return {**initial_item, "content": []}, (
             ("response.content_part.added", {**place, "part": {**part, "text": ""}}),
             ("response.output_text.delta", {**place, "delta": text, "logprobs": []}),
             ("response.output_text.done", {**place, "text": text, "logprobs": []}),
@@ -348,7 +353,7 @@ def _deltas(item: Mapping[str, Any]) -> tuple[Item, Sequence[tuple[str, Item]]]:
         if item["type"] == "function_call"
         else ("input", "response.custom_tool_call_input")
     )
-    return {**begun, name: ""}, (
+    return {**initial_item, name: ""}, (
         (f"{kind}.delta", {"delta": item[name]}),
         (f"{kind}.done", {name: item[name]}),
     )
@@ -387,14 +392,16 @@ class HttpReply:
     type: str = JSON
 
 
-async def answer(method: str, path: str, body: str, model: str, ask: AnswerModel) -> HttpReply:
+async def answer(
+    method: str, path: str, body: str, model: str, ask_model: AnswerModel
+) -> HttpReply:
     """Answer a request to the model server. Errors become HTTP errors in the form of the API,
     except `Temporary` ones, which are raised: they end the work of the whole deliberation.
     """
     route = path.partition("?")[0].rstrip("/").removeprefix("/v1")
     if method == "GET" and route == "/models":
-        listed = {"object": "list", "data": [{"id": model, "object": "model"}]}
-        return HttpReply(200, json.dumps(listed))
+        model_list = {"object": "list", "data": [{"id": model, "object": "model"}]}
+        return HttpReply(200, json.dumps(model_list))
     if method == "POST" and route == _COUNT_TOKENS:
         return HttpReply(200, json.dumps({"input_tokens": len(body) // _CHARS_PER_TOKEN}))
     api = _APIS.get(route)
@@ -407,12 +414,12 @@ async def answer(method: str, path: str, body: str, model: str, ask: AnswerModel
         )
     try:
         request = api.parse(body)
-        reply = await ask(request.question)
+        reply = await ask_model(request.question)
     except Temporary:
         raise
     except MoothallError as error:
         status, code = next(
-            (known for kind, known in _STATUSES.items() if isinstance(error, kind)),
+            (known_status for kind, known_status in _STATUSES.items() if isinstance(error, kind)),
             (422, error.code.lower()),
         )
         return _error(api, status, code, error.message)

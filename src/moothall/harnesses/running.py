@@ -56,11 +56,11 @@ class HarnessExchange:
     def __init__(
         self,
         model: str,
-        ask: AnswerModel,
+        ask_model: AnswerModel,
         group: asyncio.TaskGroup,
         client: HarnessClient | None = None,
     ) -> None:
-        self._model, self._ask, self._group, self._client = model, ask, group, client
+        self._model, self._ask_model, self._group, self._client = model, ask_model, group, client
         self._output = ""
         self._incoming: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._outgoing: list[dict[str, Any]] = [] if client else [{"close": True}]
@@ -98,8 +98,8 @@ class HarnessExchange:
         if self._closed or self.failed is not None:
             return None
         outgoing, self._outgoing = self._outgoing, []
-        again = [{"again": True}] if self._speaks_next else []
-        return [json.dumps(item) for item in (*outgoing, *again)]
+        poll_request = [{"again": True}] if self._speaks_next else []
+        return [json.dumps(item) for item in (*outgoing, *poll_request)]
 
     @property
     def _speaks_next(self) -> bool:
@@ -153,7 +153,7 @@ class HarnessExchange:
                 str(event.get("path")),
                 str(event.get("body")),
                 self._model,
-                self._ask,
+                self._ask_model,
             )
         except MoothallError as error:
             self.failed = self.failed or error
@@ -240,18 +240,22 @@ class HarnessClient:
         """Return the answer to a request for a permission."""
         kind = text_of(mapping_of(params.get("toolCall")).get("kind"))
         may = self._task.may_execute if kind == _EXECUTING else self._task.may_write
-        allowed = may or kind in _READING
-        wanted = ("allow_once", "allow_always") if allowed else ("reject_once", "reject_always")
+        is_allowed = may or kind in _READING
+        option_kinds = (
+            ("allow_once", "allow_always") if is_allowed else ("reject_once", "reject_always")
+        )
         options = [mapping_of(option) for option in list_of(params.get("options"))]
-        for name in wanted:
+        for name in option_kinds:
             for option in options:
                 if option.get("kind") == name:
-                    chosen = text_of(option.get("optionId"))
-                    return {"result": {"outcome": {"outcome": "selected", "optionId": chosen}}}
+                    option_id = text_of(option.get("optionId"))
+                    return {"result": {"outcome": {"outcome": "selected", "optionId": option_id}}}
         return {"result": {"outcome": {"outcome": "cancelled"}}}
 
 
-async def run_harness(workspace: Workspace, task: HarnessTask, ask: AnswerModel) -> HarnessReport:
+async def run_harness(
+    workspace: Workspace, task: HarnessTask, ask_model: AnswerModel
+) -> HarnessReport:
     """Run a harness with one prompt; its changes to files stay in the workspace.
 
     Raises `WorkspaceFailed` if it does not speak the protocol, fails, or ends before its answer,
@@ -261,7 +265,7 @@ async def run_harness(workspace: Workspace, task: HarnessTask, ask: AnswerModel)
     client = None if is_command else HarnessClient(task)
     report, problem = None, ""
     async with asyncio.TaskGroup() as group:
-        exchange = HarnessExchange(task.model, ask, group, client)
+        exchange = HarnessExchange(task.model, ask_model, group, client)
         program = group.create_task(_run_program(workspace, task, exchange), name="harness")
         try:
             if client is None:
@@ -315,10 +319,10 @@ async def _wait_for_end(
     exchange: HarnessExchange, program: asyncio.Task[str], seconds: float
 ) -> HarnessReport | None:
     """Return the output of a command that ended well or had to be stopped, otherwise None."""
-    done, _ = await asyncio.wait([program], timeout=seconds)
-    if done and exchange.exit_reason != _ENDED_WELL:
+    finished, _ = await asyncio.wait([program], timeout=seconds)
+    if finished and exchange.exit_reason != _ENDED_WELL:
         return None
-    return HarnessReport(exchange.output, stopped="" if done else _OUT_OF_TIME)
+    return HarnessReport(exchange.output, stopped="" if finished else _OUT_OF_TIME)
 
 
 async def _prompt(
@@ -342,8 +346,8 @@ async def _prompt(
     # If this is cancelled, nobody else reads its error.
     prompting.add_done_callback(lambda future: future.cancelled() or future.exception())
     stopped = ""
-    done, _ = await asyncio.wait([prompting], timeout=task.seconds)
-    if not done:
+    finished, _ = await asyncio.wait([prompting], timeout=task.seconds)
+    if not finished:
         stopped = _OUT_OF_TIME
         with suppress(RequestError, ConnectionError):
             await connection.cancel(session_id=session.session_id)
@@ -375,7 +379,7 @@ def _variables(task: HarnessTask) -> dict[str, str]:
         "ANTHROPIC_AUTH_TOKEN": "none",
         "ANTHROPIC_MODEL": task.model,
     }
-    if create := _KNOWN.get(PurePath(task.argv[0]).name):
+    if create := _VARIABLES_BY_PROGRAM.get(PurePath(task.argv[0]).name):
         variables |= create(task, url)
     return {**variables, **dict(task.variables)}
 
@@ -425,7 +429,7 @@ def _claude_variables(task: HarnessTask, url: str) -> dict[str, str]:
     }
 
 
-_KNOWN: Final = {
+_VARIABLES_BY_PROGRAM: Final = {
     "opencode": _opencode_variables,
     "mini": _mini_variables,
     "claude": _claude_variables,

@@ -42,8 +42,8 @@ class Unreachable(OSError):
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is public: not of this machine, this network, this link or a cloud's
-    internal services.
+    """Return whether an address is public: not of this machine, this network, this link or a
+    cloud's internal services.
     """
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
@@ -74,11 +74,11 @@ class Destinations:
 
     @classmethod
     def read(
-        cls, allowed: Sequence[str], *, only: bool, setting: str = "http.allow"
+        cls, entries: Sequence[str], *, only: bool, setting: str = "http.allow"
     ) -> Destinations:
         """Parse the setting. Raises `ConfigurationError` that names the invalid entry."""
         hosts, networks = set(), []
-        for entry in (text.strip().lower() for text in allowed):
+        for entry in (text.strip().lower() for text in entries):
             try:
                 networks.append(ipaddress.ip_network(entry))
                 continue
@@ -93,7 +93,7 @@ class Destinations:
         return cls(frozenset(hosts), tuple(networks), only, setting)
 
     def is_named(self, url: URL) -> bool:
-        """Whether the operator named this host; its address is then not checked."""
+        """Return whether the operator named this host; its address is then not checked."""
         host = (url.host or "").lower().rstrip(".")
         return host in self.hosts or f"{host}:{url.port or _PORTS.get(url.scheme)}" in self.hosts
 
@@ -119,7 +119,7 @@ class Destinations:
         return url
 
     def may_reach(self, address: Address) -> bool:
-        """Whether a tool may connect to an address of a host that the operator did not name."""
+        """Return whether a tool may connect to an address of a host that no operator named."""
         plain = (
             address.ipv4_mapped
             if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped

@@ -50,7 +50,7 @@ class Credential:
     authorization: str
 
     def covers(self, url: URL) -> bool:
-        """Whether a request is below `url`. A path with `..` never is, in any spelling."""
+        """Return whether a request is below `url`. A path with `..` never is, in any spelling."""
         steps = url.path.replace("\\", "/").split("/")
         prefix = self.url.path.rstrip("/") + "/"
         return (
@@ -71,7 +71,7 @@ class Credentials:
     def __init__(self, entries: Iterable[Credential], certificates: Iterable[Path]) -> None:
         self._entries = sorted(entries, key=lambda entry: -len(entry.url.path))
         self.upstream_context = ssl.create_default_context()
-        pem = [text for path in _SYSTEM_BUNDLES if (text := _read(Path(path)))][:1]
+        pem = [text for path in _SYSTEM_BUNDLES if (text := _read_text(Path(path)))][:1]
         for path in certificates:
             try:
                 self.upstream_context.load_verify_locations(path)
@@ -79,7 +79,7 @@ class Credentials:
                 raise ConfigurationError(
                     f"the certificates in {path} cannot be read: {error}"
                 ) from error
-            pem.append(_read(path))
+            pem.append(_read_text(path))
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Moothall set-up")])
         authority = (
@@ -95,7 +95,7 @@ class Credentials:
         self.bundle = "\n".join((*pem, authority.public_bytes(Encoding.PEM).decode()))
 
     def has_credential_for(self, url: URL) -> bool:
-        """Whether there is a credential for a URL's host and port."""
+        """Return whether there is a credential for a URL's host and port."""
         return any(entry.url.origin() == url.origin() for entry in self._entries)
 
     def authorization(self, url: URL) -> str:
@@ -170,7 +170,7 @@ def _key_usage(*, signs: bool) -> x509.KeyUsage:
     )
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -372,12 +372,12 @@ class Proxy:
                     url.host, url.port, type=socket.SOCK_STREAM
                 ):
                     try:
-                        opened = (
+                        connection = (
                             socket.socket(*address_info[:3])
                             if is_named
                             else self.destinations.open_socket(address_info)
                         )
-                        return await _open_streams(opened, address_info[4], tls, url.host)
+                        return await _open_streams(connection, address_info[4], tls, url.host)
                     except Unreachable as error:
                         refused = refused or str(error)
                     except OSError as error:
@@ -404,16 +404,16 @@ async def copy_stream(
 
 
 async def _open_streams(
-    opened: socket.socket, address: Any, tls: ssl.SSLContext | None, host: str | None
+    connection: socket.socket, address: Any, tls: ssl.SSLContext | None, host: str | None
 ) -> Streams:
-    opened.setblocking(False)
+    connection.setblocking(False)
     try:
-        await asyncio.get_running_loop().sock_connect(opened, address)
+        await asyncio.get_running_loop().sock_connect(connection, address)
         return await asyncio.open_connection(
-            sock=opened, limit=CHUNK, ssl=tls, server_hostname=host if tls else None
+            sock=connection, limit=CHUNK, ssl=tls, server_hostname=host if tls else None
         )
     except BaseException:
-        opened.close()
+        connection.close()
         raise
 
 
@@ -442,10 +442,10 @@ async def receive_listener(channel: socket.socket) -> socket.socket:
     `ConnectionError` if the sandbox ended.
     """
     channel.setblocking(False)
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(channel, ready.set)
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(channel, readable.set)
     try:
-        await ready.wait()
+        await readable.wait()
     finally:
         loop.remove_reader(channel)
     _, descriptors, _, _ = socket.recv_fds(channel, 1, 1)

@@ -61,14 +61,14 @@ async def newest_commits(clone: TrustedClone) -> list[str]:
     """
     if not (clone.path / "HEAD").exists():
         return []
-    listed = await clone.call(
+    result = await clone.call(
         "for-each-ref",
         "--sort=-creatordate",
         f"--count={_MAX_HAVES}",
         "--format=%(objectname)",
         _BASES,
     )
-    return listed.out.decode().split()
+    return result.out.decode().split()
 
 
 def shallow_commits(clone: TrustedClone) -> tuple[str, ...]:
@@ -188,10 +188,10 @@ async def fetch_bundle(
             raise Temporary(f"a bundle of {wants[0][:12]} could not be taken: {fetched.reason}")
     for sha in wants:
         if not await clone.has(sha):
-            await _adopt(clone, sha, haves)
+            await _create_base_ref(clone, sha, haves)
 
 
-async def _adopt(clone: TrustedClone, sha: str, haves: Sequence[str]) -> None:
+async def _create_base_ref(clone: TrustedClone, sha: str, haves: Sequence[str]) -> None:
     """Create the ref of a commit whose whole history the clone has."""
     missing = await clone.call("rev-list", "--max-count=1", sha, "--not", *haves)
     if missing.status or missing.out.strip() or not haves:
@@ -300,7 +300,7 @@ class BundleServer:
             bundle.task.done() and (bundle.task.cancelled() or bundle.task.exception())
         ):
             file = self._folder / f"{name}.bundle"
-            writing = self._write(clone, file, wants, haves)
+            writing = self._write_bundle(clone, file, wants, haves)
             bundle = self._bundles[name] = _StoredBundle(
                 asyncio.create_task(writing, name="bundle"), file, time.monotonic()
             )
@@ -314,7 +314,7 @@ class BundleServer:
             return BundleOffer(tuple(wants))
         return BundleOffer(tuple(wants), name, size, self.holder, shallow_commits(clone))
 
-    async def _write(
+    async def _write_bundle(
         self, clone: TrustedClone, file: Path, wants: Sequence[str], haves: Sequence[str]
     ) -> int:
         async with self._write_slots:
@@ -337,8 +337,8 @@ class BundleServer:
                     _ASK_SECONDS, self._forget, key, task
                 )
             )
-        done, _ = await asyncio.wait({task}, timeout=self._reply_seconds)
-        if not done:
+        finished, _ = await asyncio.wait({task}, timeout=self._reply_seconds)
+        if not finished:
             return {"wait": True}
         self._forget(key, task)
         try:
@@ -357,7 +357,7 @@ class BundleServer:
         if bundle is None or not isinstance(offset, int) or offset < 0:
             return {}, b""
         bundle.last_used = time.monotonic()
-        return {}, await asyncio.to_thread(_read, bundle.file, offset)
+        return {}, await asyncio.to_thread(_read_chunk, bundle.file, offset)
 
     async def fetch(
         self, bus: Ask, clone: TrustedClone, offer: BundleOffer, *, patch: bool = False
@@ -469,7 +469,7 @@ def _error(code: str) -> type[MoothallError]:
     return errors.get(code, Permanent)
 
 
-def _read(file: Path, offset: int) -> bytes:
+def _read_chunk(file: Path, offset: int) -> bytes:
     try:
         with file.open("rb") as stream:
             stream.seek(offset)

@@ -103,15 +103,15 @@ class ChangeScan:
         self._caps = caps
         self._before = stamps
         self._ignored: dict[str, str] = {}
-        self._known: deque[str] = deque([""])
+        self._pending: deque[str] = deque([""])
         """Folders to list that are in the base, or that git does not ignore."""
-        self._unsure: deque[str] = deque()
+        self._undecided: deque[str] = deque()
         """New folders to list; git was not asked about them yet."""
         self._new: dict[str, bool] = {}
         """New paths that git was not asked about: path → whether it is a folder."""
         self._written: set[str] = set()
         """Written paths, except folders."""
-        self._seen: set[str] = set()
+        self._remaining_files: set[str] = set()
         """In a whole tree: files of the base that still exist."""
         self._hiding: set[str] = set()
         """In an overlay: paths that hide files of the base at or below them."""
@@ -123,16 +123,16 @@ class ChangeScan:
 
     def list_new_paths(self) -> NewPaths | None:
         """List names. Return the new ones that git must be asked about, None if there are none."""
-        while self._known:
-            self._list(self._known.popleft())
+        while self._pending:
+            self._list_folder(self._pending.popleft())
         budget: int | None = _NAMES_BEFORE_QUESTION
-        while self._unsure and budget is not None:
-            budget = self._list(self._unsure[0], budget)
+        while self._undecided and budget is not None:
+            budget = self._list_folder(self._undecided[0], budget)
             if budget is not None:
-                self._unsure.popleft()
+                self._undecided.popleft()
         files = [path for path, is_folder in self._new.items() if not is_folder]
-        if not (files or self._unsure or self._deep):
-            self._check()
+        if not (files or self._undecided or self._deep):
+            self._check_entry_count()
             return None
         deleted_lists = {
             path: None
@@ -155,13 +155,13 @@ class ChangeScan:
                 if not is_folder:
                     self._ignored[path] = rule
         self._ignored |= {
-            f"{folder}/": ignored[folder] for folder in self._unsure if folder in ignored
+            f"{folder}/": ignored[folder] for folder in self._undecided if folder in ignored
         }
-        self._known.extend(folder for folder in self._unsure if folder not in ignored)
+        self._pending.extend(folder for folder in self._undecided if folder not in ignored)
         self._deep = [folder for folder in self._deep if folder not in ignored]
-        self._unsure.clear()
+        self._undecided.clear()
         self._new.clear()
-        self._check()
+        self._check_entry_count()
 
     def read(self) -> WorkspaceChanges:
         """Return the written files that are not ignored, and the deleted files of the base.
@@ -173,7 +173,7 @@ class ChangeScan:
         touched: set[str] = set()
         sizes: dict[str, int] = {}
         total = 0
-        for file in self._each():
+        for file in self._open_written_files():
             if self._before is None and _marks_deletion(file.status):
                 continue
             change = self._change(file)
@@ -195,7 +195,7 @@ class ChangeScan:
             sorted([*deletions, *changes], key=lambda change: change.path), self._ignored
         )
 
-    def _list(self, folder: str, budget: int | None = None) -> int | None:
+    def _list_folder(self, folder: str, budget: int | None = None) -> int | None:
         """List a folder. `budget` limits its new names; return the rest of it. Return None and
         record nothing if there are more names.
         """
@@ -232,8 +232,8 @@ class ChangeScan:
                 count += not (folders if is_folder else files)[path] and path not in self._set_up
                 if budget is not None and count > budget:
                     return None
-        self._new |= {path: True for path, known in folders.items() if not known}
-        self._new |= {path: False for path, known in files.items() if not known}
+        self._new |= {path: True for path, is_known in folders.items() if not is_known}
+        self._new |= {path: False for path, is_known in files.items() if not is_known}
         self._written.update(files)
         self._lists |= {
             path: _read_list(descriptor) for path in files if path.rpartition("/")[2] == _GITIGNORE
@@ -241,18 +241,18 @@ class ChangeScan:
         if self._before is None:
             self._hiding.update(files, [folder] if _is_opaque(descriptor) else [])
             self._hiding.update(path for path in folders if path in self._files)
-        for path, known in folders.items():
+        for path, is_known in folders.items():
             if path.count("/") >= _MAX_DEPTH:
                 self._deep.append(path)
             else:
-                (self._known if known else self._unsure).append(path)
+                (self._pending if is_known else self._undecided).append(path)
         return None if budget is None else budget - count
 
     def _is_written(self, path: str, entry: os.DirEntry[str]) -> bool:
         if self._before is None:
             return True
         if path in self._files:
-            self._seen.add(path)
+            self._remaining_files.add(path)
         try:
             return self._before.get(path) != stamp(_status(entry))
         except FileNotFoundError:
@@ -265,10 +265,10 @@ class ChangeScan:
     def _is_gone(self, path: str) -> bool:
         """Return whether a file of the base was deleted, if nothing was written at its path."""
         if self._before is not None:
-            return path in self._before and path not in self._seen
+            return path in self._before and path not in self._remaining_files
         return any(ancestor in self._hiding for ancestor in _ancestors(path))
 
-    def _each(self) -> Iterator[_WrittenFile]:
+    def _open_written_files(self) -> Iterator[_WrittenFile]:
         """Yield the written files, with the descriptors of their folders."""
         folder, descriptor = None, -1
         try:
@@ -312,9 +312,9 @@ class ChangeScan:
             and _size(self._base / file.path) == size
         ):
             limit = size  # a large file of the base that was only touched
-        return Change(file.path, _mode(file.status), _read(file, limit))
+        return Change(file.path, _mode(file.status), _read_content(file, limit))
 
-    def _check(self) -> None:
+    def _check_entry_count(self) -> None:
         """Refuse what is more than may be listed."""
         if self._deep:
             raise PatchRefused(
@@ -323,16 +323,17 @@ class ChangeScan:
             )
         if len(self._written) > self._caps.entries:
             largest = patch_rules.largest_paths(dict.fromkeys(self._written, 1), self._folders)
-            shown = ", ".join(f"{path} ({count} files)" for path, count in largest)
+            excerpt = ", ".join(f"{path} ({count} files)" for path, count in largest)
             raise PatchRefused(
-                f"more than {self._caps.entries} files were written: {shown}. {patch_rules.ADVICE}"
+                f"more than {self._caps.entries} files were written: {excerpt}. "
+                f"{patch_rules.ADVICE}"
             )
 
     def _check_sizes(self) -> None:
         """Refuse new files that are too large, before any is read."""
         new = [
             file
-            for file in self._each()
+            for file in self._open_written_files()
             if file.path not in self._files and stat.S_ISREG(file.status.st_mode)
         ]
         sizes = {file.path: file.status.st_size for file in new}
@@ -443,7 +444,7 @@ def _size(path: Path) -> int:
 
 
 def _marks_deletion(status: os.stat_result) -> bool:
-    """Whether it is what overlayfs leaves in the place of what was deleted."""
+    """Return whether it is what overlayfs leaves in the place of what was deleted."""
     return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
 
 
@@ -451,7 +452,7 @@ def _status(entry: os.DirEntry[str]) -> os.stat_result:
     return entry.stat(follow_symlinks=False)
 
 
-def _read(file: _WrittenFile, limit: int) -> bytes:
+def _read_content(file: _WrittenFile, limit: int) -> bytes:
     name = file.path.rpartition("/")[2]
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -475,7 +476,7 @@ def _read_small(name: str, folder: int, limit: int) -> bytes | None:
     try:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         return (
-            _read(_WrittenFile(name, status, folder), limit)
+            _read_content(_WrittenFile(name, status, folder), limit)
             if stat.S_ISREG(status.st_mode)
             else None
         )
@@ -490,8 +491,8 @@ def _is_cache(folder: int) -> bool:
 
 
 def is_unchanged(base: Path, change: Change) -> bool:
-    """Whether the base's checkout has the very same file: it was only touched. No symlink of the
-    base is followed.
+    """Return whether the base's checkout has the very same file: it was only touched. No symlink of
+    the base is followed.
     """
     base_path, content = base / change.path, change.content
     if content is None:

@@ -88,7 +88,7 @@ async def write_history(
         raise RepositoryError(f"the history for set-up cannot be written: {fetched.reason}")
     await git.run("read-tree", "HEAD", cwd=folder)
     git_dir = folder / ".git"
-    await asyncio.to_thread(_tidy, git_dir)
+    await asyncio.to_thread(_reset_git_dir, git_dir)
     if tag:
         return ""
     version = await asyncio.to_thread(_version, tree)
@@ -99,7 +99,7 @@ async def write_history(
     return version
 
 
-def _tidy(git_dir: Path) -> None:
+def _reset_git_dir(git_dir: Path) -> None:
     (git_dir / "info").mkdir(exist_ok=True)
     (git_dir / "info/attributes").write_text(_ATTRIBUTES, encoding="ascii")
     (git_dir / "FETCH_HEAD").unlink(missing_ok=True)
@@ -197,7 +197,7 @@ class Submodules:
                 )
                 continue
             name, url = config.get(path, ("", ""))
-            own_copy = await asyncio.to_thread(_inside, modules, name)
+            own_copy = await asyncio.to_thread(_submodule_folder, modules, name)
             try:
                 resolved_url = await self._fetch_one(commit, url, origin, own_copy)
             except MoothallError as error:
@@ -222,15 +222,19 @@ class Submodules:
                 f"its URL {full_url[:100]!r} names no repository to fetch; run `git submodule "
                 "update --init` in yours first"
             )
-        checked = sources.check_url(full_url, self._settings.allowed_schemes)
-        if self._entry.listed and _host(checked) == _host(self._entry.origin):
+        checked_url = sources.check_url(full_url, self._settings.allowed_schemes)
+        if self._entry.listed and _host(checked_url) == _host(self._entry.origin):
             env = registered_transport(self._entry, self._settings.allowed_schemes, self._secrets)
-            await self._clone.fetch(checked, commit, protocols=env["GIT_ALLOW_PROTOCOL"], env=env)
-            return checked
-        env = await anonymous_transport(self._git, self._clone.path, checked, self._pin)
-        with hide_reason(checked):
-            await self._clone.fetch(checked, commit, protocols=env["GIT_ALLOW_PROTOCOL"], env=env)
-        return checked
+            await self._clone.fetch(
+                checked_url, commit, protocols=env["GIT_ALLOW_PROTOCOL"], env=env
+            )
+            return checked_url
+        env = await anonymous_transport(self._git, self._clone.path, checked_url, self._pin)
+        with hide_reason(checked_url):
+            await self._clone.fetch(
+                checked_url, commit, protocols=env["GIT_ALLOW_PROTOCOL"], env=env
+            )
+        return checked_url
 
 
 async def _names(clone: TrustedClone, sha: str) -> dict[str, tuple[str, str]]:
@@ -252,7 +256,7 @@ async def _names(clone: TrustedClone, sha: str) -> dict[str, tuple[str, str]]:
     }
 
 
-def _inside(modules: Path | None, name: str) -> Path | None:
+def _submodule_folder(modules: Path | None, name: str) -> Path | None:
     """Return the folder of a submodule's own repository below `modules`, or None."""
     if modules is None or not name or "\0" in name:
         return None
@@ -302,11 +306,14 @@ async def check_out(
     """Write the files of `base` to `dest` and give them to the uid of the sandbox. Missing parts
     are reported and left out.
     """
-    await _write(clone, base.sha, dest, report_progress)
-    if odd := [entry for entry in await clone.entries(base.sha) if entry.oddity]:
+    await _write_tree(clone, base.sha, dest, report_progress)
+    if bad_entries := [
+        entry for entry in await clone.entries(base.sha) if entry.unpatchable_reason
+    ]:
         report_progress(
-            f"{len(odd)} files have names that a patch cannot hold, such as {odd[0].path[:100]!r} "
-            f"({odd[0].oddity}); they stay as they are"
+            f"{len(bad_entries)} files have names that a patch cannot hold, such as "
+            f"{bad_entries[0].path[:100]!r} ({bad_entries[0].unpatchable_reason}); they stay as "
+            "they are"
         )
     await _check_out_submodules(clone, base.sha, dest, report_progress, _MAX_SUBMODULE_DEPTH)
     pointers = await asyncio.to_thread(lambda: list(_pointers(dest)))
@@ -322,7 +329,7 @@ async def check_out(
     await asyncio.to_thread(change_owner, dest, sandbox_uid())
 
 
-async def _write(clone: TrustedClone, sha: str, dest: Path, report_progress: Progress) -> None:
+async def _write_tree(clone: TrustedClone, sha: str, dest: Path, report_progress: Progress) -> None:
     if missing := await clone.checkout(sha, dest):
         report_progress(
             f"{missing} files are left out of the checkout: their names or link targets are too "
@@ -342,7 +349,7 @@ async def _check_out_submodules(
                 f"checking out the submodule {path} at {commit[:12]}; changes there are no part of "
                 "an answer"
             )
-            await _write(clone, commit, folder, report_progress)
+            await _write_tree(clone, commit, folder, report_progress)
             await _check_out_submodules(clone, commit, folder, report_progress, depth - 1)
         else:
             report_progress(f"the submodule {path} is not here; going on without it")
@@ -361,11 +368,12 @@ def _pointers(dest: Path) -> Iterator[tuple[Path, str, int]]:
     """
     files = list(_files(dest))
     if not any(
-        path.name == ".gitattributes" and b"filter=lfs" in _read(path, 100_000) for path, _ in files
+        path.name == ".gitattributes" and b"filter=lfs" in _read_start(path, 100_000)
+        for path, _ in files
     ):
         return
     for path, size in files:
-        if size < _POINTER_BYTES and (match := _POINTER.match(_read(path, _POINTER_BYTES))):
+        if size < _POINTER_BYTES and (match := _POINTER.match(_read_start(path, _POINTER_BYTES))):
             yield path, match[1].decode(), int(match[2])
 
 
@@ -377,7 +385,7 @@ def _files(dest: Path) -> Iterator[tuple[Path, int]]:
                 yield path, path.stat().st_size
 
 
-def _read(path: Path, limit: int) -> bytes:
+def _read_start(path: Path, limit: int) -> bytes:
     with path.open("rb") as file:
         return file.read(limit)
 

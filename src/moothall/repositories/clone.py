@@ -63,9 +63,9 @@ _CACHED_TREES = 16
 """The number of commits whose trees are cached; few are in use at a time."""
 _PARTIAL = re.compile(r"promisor|lazy fetching disabled")
 _IDENTITY = {
-    f"GIT_{person}_{what}": value
+    f"GIT_{person}_{part}": value
     for person in ("AUTHOR", "COMMITTER")
-    for what, value in (("NAME", "Moothall"), ("EMAIL", "moothall@localhost"))
+    for part, value in (("NAME", "Moothall"), ("EMAIL", "moothall@localhost"))
 }
 
 
@@ -139,13 +139,13 @@ class TrustedClone:
         if result.status:
             raise self._fetch_error(source, ref, result)
         try:
-            output = await self._run(
+            output = await self._run_git(
                 "rev-parse", "--verify", "--end-of-options", f"{temporary_ref}^{{commit}}"
             )
             sha = output.strip().decode()
-            await self._run("update-ref", f"refs/moothall/bases/{sha}", sha)
+            await self._run_git("update-ref", f"refs/moothall/bases/{sha}", sha)
         finally:
-            await self._run("update-ref", "-d", temporary_ref)
+            await self._run_git("update-ref", "-d", temporary_ref)
         return sha
 
     def _fetch_error(self, source: str, ref: str, result: GitResult) -> RepositoryError:
@@ -179,26 +179,30 @@ class TrustedClone:
                 return True
         return False
 
-    async def prune(self, keep: AbstractSet[str]) -> int:
-        """Forget the patches whose commits are not in `keep`, and delete unreachable objects that
-        are more than a day old.
+    async def prune(self, kept_shas: AbstractSet[str]) -> int:
+        """Forget the patches whose commits are not in `kept_shas`, and delete unreachable objects
+        that are more than a day old.
 
         Return how many patches were forgotten. A patch that is still in use is created again when
         it is needed.
         """
-        listed = await self._run("for-each-ref", "--format=%(objectname)", "refs/moothall/patches/")
-        forgotten = [sha for sha in listed.decode().split() if sha not in keep]
+        output = await self._run_git(
+            "for-each-ref", "--format=%(objectname)", "refs/moothall/patches/"
+        )
+        forgotten = [sha for sha in output.decode().split() if sha not in kept_shas]
         if forgotten:
             commands = "".join(f"delete refs/moothall/patches/{sha} {sha}\n" for sha in forgotten)
-            await self._run("update-ref", "--stdin", stdin=commands.encode())
-        await self._run("prune", "--expire=1.day.ago")
+            await self._run_git("update-ref", "--stdin", stdin=commands.encode())
+        await self._run_git("prune", "--expire=1.day.ago")
         return len(forgotten)
 
     async def files(self, sha: str) -> tuple[str, ...]:
         """Return the paths of a commit in git's order, without odd names. Raises `RepositoryError`
         for an unusable tree.
         """
-        return tuple(entry.path for entry in await self.entries(sha) if not entry.oddity)
+        return tuple(
+            entry.path for entry in await self.entries(sha) if not entry.unpatchable_reason
+        )
 
     async def entries(self, sha: str) -> tuple[TreeEntry, ...]:
         """Return the checked tree of a commit, odd names included."""
@@ -265,14 +269,16 @@ class TrustedClone:
             read_blobs, self._git, self.path, [entry.oid for entry in converted_entries.values()], 0
         )
         previous_blobs = dict(zip(converted_entries, blobs, strict=True))
-        cleaned = []
+        cleaned_changes = []
         for change in changes:
             if conversion := conversions.get(change.path):
                 before = previous_blobs.get(change.path, b"")
-                cleaned.append(_convert(change, partial(conversion.clean, previous_blob=before)))
+                cleaned_changes.append(
+                    _convert(change, partial(conversion.clean, previous_blob=before))
+                )
             else:
-                cleaned.append(change)
-        return cleaned
+                cleaned_changes.append(change)
+        return cleaned_changes
 
     async def _conversions(
         self,
@@ -316,7 +322,7 @@ class TrustedClone:
                 for entry in await self.entries(sha)
                 if entry.path.rpartition("/")[2] == name
                 and entry.mode != patch_rules.SYMLINK
-                and not entry.oddity
+                and not entry.unpatchable_reason
             ]
             texts = await asyncio.to_thread(
                 read_blobs, self._git, self.path, [entry.oid for entry in lists], LIST_BYTES
@@ -454,26 +460,26 @@ class TrustedClone:
         Raises `PatchRefused`.
         """
         old = {entry.path: entry for entry in await self.entries(base_sha)}
-        kept = [
+        included = [
             change
             for change in changes
             if change.path in old or not patch_rules.matches(patch_rules.LEFT_OUT, change.path)
         ]
         if ignored is None:
-            kept, ignored = await self._drop_ignored(base_sha, old, kept)
+            included, ignored = await self._drop_ignored(base_sha, old, included)
         patch_rules.check_submodules(
-            await self.submodules(base_sha), [change.path for change in kept]
+            await self.submodules(base_sha), [change.path for change in included]
         )
-        patch_rules.check_changes([raw_change(change, old) for change in kept])
-        written = [change for change in kept if change.content is not None]
-        oids = await self._store_blobs([change.content or b"" for change in written])
+        patch_rules.check_changes([raw_change(change, old) for change in included])
+        writes = [change for change in included if change.content is not None]
+        oids = await self._store_blobs([change.content or b"" for change in writes])
         lines = [
             f"0 {'0' * 40}\t{change.path}"
-            for change in kept
+            for change in included
             if change.content is None and change.path in old
         ]
         lines += [
-            f"{change.mode} {oid}\t{change.path}" for change, oid in zip(written, oids, strict=True)
+            f"{change.mode} {oid}\t{change.path}" for change, oid in zip(writes, oids, strict=True)
         ]
         async with self._index(base_sha) as env:
             listing = "".join(f"{line}\0" for line in lines).encode()
@@ -499,7 +505,7 @@ class TrustedClone:
             paths = [folder / str(number) for number in range(len(contents))]
             await asyncio.to_thread(_write_all, paths, contents)
             listing = "".join(f"{path}\n" for path in paths).encode()
-            output = await self._run(
+            output = await self._run_git(
                 "hash-object", "-w", "--no-filters", "--stdin-paths", stdin=listing
             )
         return output.decode().split()
@@ -510,12 +516,12 @@ class TrustedClone:
         """
         index_info = "".join(f"0 {'0' * 40}\t{path}\0" for path in paths)
         async with self._index(sha) as env:
-            await self._run(
+            await self._run_git(
                 "update-index", "--remove", "-z", "--index-info", stdin=index_info.encode(), env=env
             )
-            tree = (await self._run("write-tree", env=env)).strip().decode()
+            tree = (await self._run_git("write-tree", env=env)).strip().decode()
         date = await self._commit_date(sha)
-        output = await self._run(
+        output = await self._run_git(
             "commit-tree",
             tree,
             "-m",
@@ -523,7 +529,7 @@ class TrustedClone:
             env={**_IDENTITY, "GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date},
         )
         commit_sha = output.strip().decode()
-        await self._run("update-ref", f"refs/moothall/bases/{commit_sha}", commit_sha)
+        await self._run_git("update-ref", f"refs/moothall/bases/{commit_sha}", commit_sha)
         return commit_sha
 
     async def find_base(self, commit_sha: str, base_sha: str) -> str:
@@ -583,13 +589,13 @@ class TrustedClone:
         # come first.
         filters = ("--diff-filter=D", "--diff-filter=d") if replaces else ("",)
         return "".join(
-            [await diff_between(self._run, *shas, diff_filter) for diff_filter in filters]
+            [await diff_between(self._run_git, *shas, diff_filter) for diff_filter in filters]
         )
 
     async def history(self, sha: str, limit: int) -> list[Commit]:
         """Return at most `limit` commits from `sha` back along first parents, newest first."""
         fields = "%H%x00%an%x00%cI%x00%s"
-        out = await self._run(
+        out = await self._run_git(
             "log",
             "-z",
             "--first-parent",
@@ -609,8 +615,8 @@ class TrustedClone:
         env: Mapping[str, str],
         merged: Sequence[str] = (),
     ) -> Patch:
-        tree = (await self._run("write-tree", env=env)).strip().decode()
-        parent_tree = await self._run("rev-parse", f"{_check_sha(parent)}^{{tree}}")
+        tree = (await self._run_git("write-tree", env=env)).strip().decode()
+        parent_tree = await self._run_git("rev-parse", f"{_check_sha(parent)}^{{tree}}")
         if tree != parent_tree.strip().decode():
             return await self._record(base_sha, tree, (parent, *merged), message)
         if parent == base_sha:
@@ -624,7 +630,7 @@ class TrustedClone:
         text = message.replace("\0", "").strip()[:_MESSAGE_CHARS] or "Change made in a workspace"
         dates = {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
         parent_arguments = [argument for parent in parents for argument in ("-p", parent)]
-        out = await self._run(
+        out = await self._run_git(
             "commit-tree",
             tree,
             *parent_arguments,
@@ -636,7 +642,7 @@ class TrustedClone:
         return await self._store_patch(base_sha, out.strip().decode())
 
     async def _commit_date(self, sha: str) -> str:
-        output = await self._run(
+        output = await self._run_git(
             "log", "-1", "--format=%ct +0000", "--no-show-signature", _check_sha(sha)
         )
         return output.strip().decode()
@@ -676,7 +682,7 @@ class TrustedClone:
             raise PatchRefused(
                 f"the patch has {size} bytes; at most {patch_rules.MAX_PATCH_BYTES} are allowed."
             )
-        await self._run("update-ref", f"refs/moothall/patches/{commit_sha}", commit_sha)
+        await self._run_git("update-ref", f"refs/moothall/patches/{commit_sha}", commit_sha)
         return Patch(
             base_sha,
             commit_sha,
@@ -708,10 +714,10 @@ class TrustedClone:
         await self.entries(sha)
         with scratch() as folder:
             env = {"GIT_INDEX_FILE": str(folder / "index")}
-            await self._run("read-tree", _check_sha(sha), env=env)
+            await self._run_git("read-tree", _check_sha(sha), env=env)
             yield env
 
-    async def _run(
+    async def _run_git(
         self, *args: str, stdin: bytes = b"", env: Mapping[str, str] | None = None
     ) -> bytes:
         return await self._git.run(*args, cwd=self.path, stdin=stdin, env=env)

@@ -341,7 +341,7 @@ async def _move_files(
     git: GitRunner, local: Local, ref: str, merged: MergeResult, owner: tuple[int, int] | None
 ) -> str:
     location = (f"--git-dir={local.git_dir}", f"--work-tree={local.top}")
-    listed = await git.run(
+    output = await git.run(
         *location,
         "diff-tree",
         "-r",
@@ -352,7 +352,7 @@ async def _move_files(
         merged.commit_sha,
         cwd=local.top,
     )
-    paths = tuple(name.decode(errors="surrogateescape") for name in listed.split(b"\0") if name)
+    paths = tuple(name.decode(errors="surrogateescape") for name in output.split(b"\0") if name)
     if uncommitted := await changed_files(git, local, paths, ignored=True):
         return (
             f"there are changes of your own in {_list_some(uncommitted)}: commit or stash them, "

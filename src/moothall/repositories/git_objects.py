@@ -36,7 +36,7 @@ _NONE = ("unspecified", "set", "unset")
 _PRINTABLE = bytes([8, 9, 12, 27, *range(32, 127), *range(128, 256)])
 _END_OF_FILE = b"\x1a"
 
-When = Literal["never", "always", "if text"]
+ConversionRule = Literal["never", "always", "if text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class Conversion:
     mark: the byte order mark that git writes and the codec does not.
     """
 
-    to_crlf: When = "never"
-    to_lf: When = "never"
+    to_crlf: ConversionRule = "never"
+    to_lf: ConversionRule = "never"
     codec: str = ""
     mark: bytes = b""
 
@@ -114,9 +114,11 @@ def conversion(attributes: Mapping[str, str], settings: Settings = Settings()) -
         kind = {"false": "binary", "true": "auto crlf", "input": "auto lf"}[settings.autocrlf]
     if kind in {"text", "auto"}:
         kind += " crlf" if settings.text_is_crlf else " lf"
-    when: When = "never" if kind == "binary" else "if text" if kind.startswith("auto") else "always"
+    rule: ConversionRule = (
+        "never" if kind == "binary" else "if text" if kind.startswith("auto") else "always"
+    )
     codec, mark = _codec(attributes.get("working-tree-encoding", ""))
-    return Conversion(when if kind.endswith("crlf") else "never", when, codec, mark)
+    return Conversion(rule if kind.endswith("crlf") else "never", rule, codec, mark)
 
 
 def _kind(value: str) -> str:
@@ -140,8 +142,8 @@ def _is_binary(content: bytes) -> bool:
     if b"\0" in content or content.count(b"\r") > content.count(b"\r\n"):
         return True
     text = content.replace(b"\r\n", b"").replace(b"\n", b"")
-    other = len(text.translate(None, _PRINTABLE)) - content.endswith(_END_OF_FILE)
-    return (len(text) - len(text.translate(None, _PRINTABLE))) >> 7 < other
+    unprintable = len(text.translate(None, _PRINTABLE)) - content.endswith(_END_OF_FILE)
+    return (len(text) - len(text.translate(None, _PRINTABLE))) >> 7 < unprintable
 
 
 def read_conversions(output: bytes, settings: Settings = Settings()) -> dict[str, Conversion]:
@@ -197,7 +199,7 @@ class TreeEntry:
         return self.mode, self.oid
 
     @property
-    def oddity(self) -> str:
+    def unpatchable_reason(self) -> str:
         """Why no patch may contain this entry, or ''. Such entries of a base stay as they are;
         prompts and lists of files omit them.
         """
@@ -235,7 +237,7 @@ def read_tree(git: GitRunner, repository: Path, sha: str, max_bytes: int) -> tup
     """
     with git.stream("ls-tree", "-r", "-z", "-l", "--full-tree", sha, cwd=repository) as out:
         entries = [_entry(record) for record in out.read().split(b"\0")[:-1]]
-    _check(entries, max_bytes)
+    _check_entries(entries, max_bytes)
     links = [entry.oid for entry in entries if entry.mode == patch_rules.SYMLINK]
     targets = iter(read_blobs(git, repository, links, _LINK_BYTES + 1))
     return tuple(
@@ -250,15 +252,15 @@ def read_tree(git: GitRunner, repository: Path, sha: str, max_bytes: int) -> tup
 def read_blobs(git: GitRunner, repository: Path, oids: Sequence[str], limit: int) -> list[bytes]:
     """Return the content of blobs, at most `limit` bytes of each (0: all)."""
     blobs: list[bytes] = []
-    for size, read in _blobs(git, repository, oids):
-        blobs.append(_read_all(min(size, limit) if limit else size, read))
+    for size, read_chunk in _blobs(git, repository, oids):
+        blobs.append(_read_all(min(size, limit) if limit else size, read_chunk))
     return blobs
 
 
-def _read_all(size: int, read: Callable[[int], bytes]) -> bytes:
+def _read_all(size: int, read_chunk: Callable[[int], bytes]) -> bytes:
     content = bytearray()
     while len(content) < size:
-        content += read(size - len(content))
+        content += read_chunk(size - len(content))
     return bytes(content)
 
 
@@ -293,12 +295,14 @@ def write_files(
         fitting = [entry for entry in entries if _fits(entry, dest)]
         files = [entry for entry in fitting if entry.mode != patch_rules.SYMLINK]
         blobs = _blobs(git, repository, [entry.oid for entry in files], seconds)
-        for entry, (size, read) in zip(files, blobs, strict=True):
+        for entry, (size, read_chunk) in zip(files, blobs, strict=True):
             if entry.path in conversions and size <= _CONVERTED_BYTES:
-                content = conversions[entry.path].smudge(_read_all(size, read))
-                _write(create_parent(entry), entry.mode, len(content), io.BytesIO(content).read)
+                content = conversions[entry.path].smudge(_read_all(size, read_chunk))
+                _write_file(
+                    create_parent(entry), entry.mode, len(content), io.BytesIO(content).read
+                )
             else:
-                _write(create_parent(entry), entry.mode, size, read)
+                _write_file(create_parent(entry), entry.mode, size, read_chunk)
         for entry in fitting:
             if entry.target is not None:
                 create_parent(entry).symlink_to(entry.target)
@@ -408,7 +412,7 @@ def _fits(entry: TreeEntry, dest: Path) -> bool:
     )
 
 
-def _write(path: Path, mode: str, size: int, read: Callable[[int], bytes]) -> None:
+def _write_file(path: Path, mode: str, size: int, read_chunk: Callable[[int], bytes]) -> None:
     bits = 0o755 if mode == patch_rules.EXECUTABLE else 0o644
     with os.fdopen(
         os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, bits), "wb"
@@ -416,7 +420,7 @@ def _write(path: Path, mode: str, size: int, read: Callable[[int], bytes]) -> No
         os.fchmod(file.fileno(), bits)  # the umask does not apply
         remaining = size
         while remaining:
-            remaining -= file.write(read(remaining))
+            remaining -= file.write(read_chunk(remaining))
 
 
 def _blobs(
@@ -463,7 +467,7 @@ def _entry(record: bytes) -> TreeEntry:
     return TreeEntry(os.fsdecode(raw), mode, oid, int(size) if size != "-" else 0)
 
 
-def _check(entries: Sequence[TreeEntry], max_bytes: int) -> None:
+def _check_entries(entries: Sequence[TreeEntry], max_bytes: int) -> None:
     total = sum(entry.size for entry in entries)
     if total > max_bytes:
         raise RepositoryError(
@@ -477,14 +481,14 @@ def _check(entries: Sequence[TreeEntry], max_bytes: int) -> None:
             raise RepositoryError(f"the repository can't be used: {entry.path[:200]!r}: {reason}")
     # A crafted tree can contain a name twice, as a link and as a folder.
     leaves = {entry.path for entry in entries}
-    seen: set[str] = set()
+    seen_paths: set[str] = set()
     for entry in entries:
         parents = [entry.path[:index] for index, char in enumerate(entry.path) if char == "/"]
-        if entry.path in seen or any(parent in leaves for parent in parents):
+        if entry.path in seen_paths or any(parent in leaves for parent in parents):
             raise RepositoryError(
                 f"the repository can't be used: {entry.path[:200]!r} is there twice"
             )
-        seen.add(entry.path)
+        seen_paths.add(entry.path)
 
 
 def colliding_links(entries: Iterable[TreeEntry]) -> frozenset[str]:

@@ -314,17 +314,17 @@ def _set(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if value != UNSET}
 
 
-def retry_if_killed(read: Callable[P, T]) -> Callable[P, T]:
+def retry_if_killed(function: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function that reads streams: call it again if git was killed."""
 
-    @functools.wraps(read)
+    @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         for _ in range(ATTEMPTS - 1):
             try:
-                return read(*args, **kwargs)
+                return function(*args, **kwargs)
             except WorkspaceFailed as error:
                 log.warning("git was killed", reason=error.message)
-        return read(*args, **kwargs)
+        return function(*args, **kwargs)
 
     return call
 
@@ -413,12 +413,12 @@ async def diff_between(run: RunGit, old: str, new: str, diff_filter: str = "") -
     try:
         return (await _diff_with_options(run, old, new, *options)).decode()
     except UnicodeDecodeError:
-        listed = await run("diff-tree", "-r", "-z", "--name-only", "--no-renames", old, new)
+        output = await run("diff-tree", "-r", "-z", "--name-only", "--no-renames", old, new)
     parts = []
     with scratch() as folder:
         attributes_file = folder / "attributes"
         attributes_file.write_text("* -diff\n", encoding="ascii")
-        for path in os.fsdecode(listed).split("\0")[:-1]:
+        for path in os.fsdecode(output).split("\0")[:-1]:
             try:
                 part = (await _diff_with_options(run, old, new, *options, path=path)).decode()
             except UnicodeDecodeError:

@@ -190,15 +190,17 @@ async def export_history(
     `commits` is the number of commits that it contains at most. Raises `RepositoryError`.
     """
     parents = await _newest_commits(git, clone, sha, commits, seconds)
-    ends = [commit for commit, parent_shas in parents.items() if not parent_shas <= parents.keys()]
-    ends += [
-        commit for commit in shallow_commits(clone) if commit in parents and commit not in ends
+    boundary = [
+        commit for commit, parent_shas in parents.items() if not parent_shas <= parents.keys()
+    ]
+    boundary += [
+        commit for commit in shallow_commits(clone) if commit in parents and commit not in boundary
     ]
     await asyncio.to_thread((folder / "objects" / "pack").mkdir, parents=True)
     tags = await _tags(clone, sha, parents)
     revisions = "".join(
         [
-            *(f"--shallow {commit}\n" for commit in ends),
+            *(f"--shallow {commit}\n" for commit in boundary),
             *(f"{name}\n" for name in (sha, *tags.values())),
         ]
     )
@@ -218,7 +220,7 @@ async def export_history(
             caps=OutputCaps(file_bytes=max_bytes),
         )
     )
-    await asyncio.to_thread(_write_files, folder, sha, ends, tags)
+    await asyncio.to_thread(_write_files, folder, sha, boundary, tags)
     await _write_index(git, folder, tree, sha, seconds)
     return any(parent_shas - parents.keys() for parent_shas in parents.values())
 
@@ -237,13 +239,13 @@ async def _newest_commits(
 async def _tags(clone: TrustedClone, sha: str, commits: Iterable[str]) -> Mapping[str, str]:
     """Return the tags of these commits: name → object."""
     shas = frozenset(commits)
-    listed = await clone.call(
+    result = await clone.call(
         "for-each-ref",
         "--format=%(refname) %(objectname) %(*objectname)",
         f"--merged={sha}",
         "refs/tags",
     )
-    rows = [line.split(" ") for line in listed.out.decode(errors="surrogateescape").splitlines()]
+    rows = [line.split(" ") for line in result.out.decode(errors="surrogateescape").splitlines()]
     return {
         name: tag for name, tag, *commit in rows if (commit[-1:] or [""])[0] in shas or tag in shas
     }
@@ -270,7 +272,7 @@ async def _write_index(git: GitRunner, folder: Path, tree: Path, sha: str, secon
         )
 
 
-def _write_files(folder: Path, sha: str, ends: Iterable[str], tags: Mapping[str, str]) -> None:
+def _write_files(folder: Path, sha: str, boundary: Iterable[str], tags: Mapping[str, str]) -> None:
     refs = {f"refs/heads/{BRANCH}": sha, **tags}
     lines = "".join(f"{commit} {name}\n" for name, commit in sorted(refs.items()))
     (folder / "packed-refs").write_text(lines, encoding="utf-8", errors="surrogateescape")
@@ -282,7 +284,7 @@ def _write_files(folder: Path, sha: str, ends: Iterable[str], tags: Mapping[str,
     (folder / "info" / "exclude").write_text(
         "".join(f"{pattern}\n" for pattern in LEFT_OUT), encoding="ascii"
     )
-    if shallow := "".join(f"{commit}\n" for commit in ends):
+    if shallow := "".join(f"{commit}\n" for commit in boundary):
         (folder / "shallow").write_text(shallow, encoding="ascii")
 
 

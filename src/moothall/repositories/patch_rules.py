@@ -139,7 +139,7 @@ def largest_paths(
     sums: Counter[str] = Counter()
     for path, amount in amounts.items():
         parts = path.split("/")
-        folders = ("/".join(parts[:end]) for end in range(1, len(parts)))
+        folders = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
         new_folder = next((folder for folder in folders if folder not in base_folders), None)
         sums[path[:_SHOWN_CHARS] if new_folder is None else f"{new_folder[:_SHOWN_CHARS]}/"] += (
             amount
@@ -156,14 +156,14 @@ def check_changes(changes: Sequence[RawChange], limits: ChangeLimits = ChangeLim
         base_folders: set[str] = set()
         for folder in folders:
             parts = folder.split("/")
-            base_folders.update("/".join(parts[:end]) for end in range(1, len(parts) + 1))
-        shown = ", ".join(
+            base_folders.update("/".join(parts[:depth]) for depth in range(1, len(parts) + 1))
+        excerpt = ", ".join(
             f"{path} ({count} files)"
             for path, count in largest_paths({change.path: 1 for change in changes}, base_folders)
         )
         raise PatchRefused(
             f"the patch changes {len(changes)} files; at most {limits.files} "
-            f"are allowed. Most are in {shown}. {ADVICE}"
+            f"are allowed. Most are in {excerpt}. {ADVICE}"
         )
     total = 0
     for change in changes:

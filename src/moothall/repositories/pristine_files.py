@@ -298,12 +298,12 @@ def _paths_in_package(text: str) -> Iterator[str]:
 
 def _test_scripts(scripts: Mapping[str, Any]) -> Iterator[str]:
     """Yield the scripts that run tests, and those that these run."""
-    pending, seen = [name for name in _SCRIPTS if name in scripts], set[str]()
+    pending, seen_names = [name for name in _SCRIPTS if name in scripts], set[str]()
     while pending:
         name = pending.pop()
-        if name in seen:
+        if name in seen_names:
             continue
-        seen.add(name)
+        seen_names.add(name)
         script = str(scripts[name])
         yield script
         words = {
@@ -362,7 +362,7 @@ def is_patchable(
     if (
         path in controlled
         or any(folder in controlled for folder in folders)
-        or any(other.startswith(f"{path}/") for other in controlled)
+        or any(name.startswith(f"{path}/") for name in controlled)
     ):
         return False
     if path in base_files:
@@ -371,7 +371,7 @@ def is_patchable(
         return False
     module = path.partition("/")[0].partition(".")[0]
     shadows = module in _RUNNER_MODULES and not any(
-        other.partition("/")[0].partition(".")[0] == module for other in base_files
+        name.partition("/")[0].partition(".")[0] == module for name in base_files
     )
     return not shadows and not patch_rules.matches(
         (*CONFIGURATION, *_NEVER_PATCHED, *patch_rules.TEST_PATTERNS, *protected), path

@@ -218,7 +218,7 @@ _Argv = Annotated[
 _Folder = Annotated[str, Field(max_length=500), AfterValidator(_folder)]
 
 
-def _inside(patterns: tuple[str, ...]) -> tuple[str, ...]:
+def _check_report_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
     if any(pattern.startswith("/") or ".." in pattern.split("/") for pattern in patterns):
         raise ValueError("a report lies in the checkout: a relative pattern without '..'")
     return patterns
@@ -228,7 +228,7 @@ _Patterns = Annotated[
     tuple[_Pattern, ...],
     Field(min_length=1, max_length=20),
     BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
-    AfterValidator(_inside),
+    AfterValidator(_check_report_patterns),
 ]
 
 
@@ -269,20 +269,20 @@ class Commands(BaseModel):
     build: Annotated[tuple[_Argv, ...], Field(max_length=50)] | None = None
     hidden: Hidden = Hidden()
 
-    def over(self, other: Commands) -> Commands:
-        """Return these commands with defaults from `other`; patterns, failures and advisory checks
-        are combined.
+    def over(self, defaults: Commands) -> Commands:
+        """Return these commands with `defaults` for missing ones; patterns, failures and advisory
+        checks are combined.
         """
         return Commands(
-            setup=other.setup if self.setup is None else self.setup,
-            build=other.build if self.build is None else self.build,
-            checks=other.checks if self.checks is None else self.checks,
-            protected=(*other.protected, *self.protected),
-            known_failures=(*other.known_failures, *self.known_failures),
-            reports=other.reports if self.reports is None else self.reports,
-            advisory=(*other.advisory, *self.advisory),
-            folders={**other.folders, **self.folders},
-            hidden=Hidden(tests=(*other.hidden.tests, *self.hidden.tests)),
+            setup=defaults.setup if self.setup is None else self.setup,
+            build=defaults.build if self.build is None else self.build,
+            checks=defaults.checks if self.checks is None else self.checks,
+            protected=(*defaults.protected, *self.protected),
+            known_failures=(*defaults.known_failures, *self.known_failures),
+            reports=defaults.reports if self.reports is None else self.reports,
+            advisory=(*defaults.advisory, *self.advisory),
+            folders={**defaults.folders, **self.folders},
+            hidden=Hidden(tests=(*defaults.hidden.tests, *self.hidden.tests)),
         )
 
 
@@ -302,7 +302,7 @@ async def read_profile(
     objects = {
         entry.path: entry.oid
         for entry in await clone.entries(sha)
-        if entry.target is None and not entry.oddity
+        if entry.target is None and not entry.unpatchable_reason
     }
     manifests = dict.fromkeys(
         (*find_manifests(objects, max_projects), *find_package_lists(objects))

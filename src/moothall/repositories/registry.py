@@ -122,7 +122,7 @@ class Registry:
         """
         path = self._path(entry.id)
         if path.exists():
-            existing = self._read(path)
+            existing = self._read_record(path)
             if (existing.origin, existing.tenant) != (entry.origin, entry.tenant):
                 raise AlreadyExists(
                     f"the id {entry.id!r} is taken by another repository; choose another one"
@@ -146,7 +146,7 @@ class Registry:
         path = self._path(repository)
         if not path.exists():
             raise NotFound(f"no repository {repository[:80]!r}")
-        return self._read(path)
+        return self._read_record(path)
 
     def of_origin(self, origin: str, tenant: str) -> Registered | None:
         """Return the tenant's record of a path or URL, preferably a listed one."""
@@ -173,13 +173,15 @@ class Registry:
 
     def all(self) -> tuple[Registered, ...]:
         """Return every record, of all tenants."""
-        return tuple(self._read(path) for path in sorted(self._folder.glob("[a-z0-9]*.json")))
+        return tuple(
+            self._read_record(path) for path in sorted(self._folder.glob("[a-z0-9]*.json"))
+        )
 
     def _path(self, repository: str) -> Path:
         return self._folder / f"{check_id(repository, 'the repository')}.json"
 
     @staticmethod
-    def _read(path: Path) -> Registered:
+    def _read_record(path: Path) -> Registered:
         try:
             return Registered.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:

@@ -282,7 +282,7 @@ class RepositoryService:
         """Return a text file of the base commit, at most `limit` characters. Raises `NotFound`."""
         # A character has at most 4 bytes.
         raw = await self.clone(base.repository).read(base.sha, path, 4 * limit)
-        return _text_of(raw, whole=len(raw) < 4 * limit)[:limit]
+        return _text_of(raw, is_complete=len(raw) < 4 * limit)[:limit]
 
     async def paths(self, repository: str, ref: str, *, tenant: str) -> tuple[str, tuple[str, ...]]:
         """Return the sha of a commit of a registered repository and the paths of its files.
@@ -596,14 +596,14 @@ class RepositoryService:
         return sha
 
 
-def _text_of(raw: bytes, *, whole: bool = True) -> str:
+def _text_of(raw: bytes, *, is_complete: bool = True) -> str:
     """Return the text of a file in its own encoding. Binary data is decoded as UTF-8 with
     replacement characters.
 
-    whole: false if the file was truncated.
+    is_complete: false if the file was truncated.
     """
     with suppress(UnicodeDecodeError):
-        return codecs.getincrementaldecoder("utf-8")().decode(raw, final=whole)
+        return codecs.getincrementaldecoder("utf-8")().decode(raw, final=is_complete)
     encoding = find_encoding(raw)
     if encoding and encoding.errors == "strict":
         return encoding.decode(raw)

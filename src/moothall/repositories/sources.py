@@ -234,10 +234,12 @@ async def remote_refs(
     return {name: sha for sha, name in pairs}
 
 
-def _unknown_ref(ref: str, where: str, names: Sequence[str]) -> RepositoryError:
-    shown, rest = ", ".join(names[:_SHOWN_REFS]), len(names) - _SHOWN_REFS
-    more = f" and {rest} more" if rest > 0 else ""
-    return RepositoryError(f"no ref {ref[:80]!r} in {where!r}; there are {shown or 'none'}{more}")
+def _unknown_ref(ref: str, location: str, names: Sequence[str]) -> RepositoryError:
+    excerpt, hidden_count = ", ".join(names[:_SHOWN_REFS]), len(names) - _SHOWN_REFS
+    more = f" and {hidden_count} more" if hidden_count > 0 else ""
+    return RepositoryError(
+        f"no ref {ref[:80]!r} in {location!r}; there are {excerpt or 'none'}{more}"
+    )
 
 
 # Access of a workspace's git to the origin of its repository and to public repositories, on the
@@ -297,7 +299,9 @@ async def clone_public(git: GitRunner, settings: Settings, url: str, ref: str, p
             git, clone, url, ref, env, remote_call=lambda: hide_reason(url), tags=False
         )
         entries = [
-            entry for entry in await clone.entries(sha) if not (entry.oddity or _leaves_tree(entry))
+            entry
+            for entry in await clone.entries(sha)
+            if not (entry.unpatchable_reason or _leaves_tree(entry))
         ]
         size = sum(entry.size for entry in entries)
         if len(entries) > MAX_PATCH_FILES or size > MAX_CHANGE_BYTES:

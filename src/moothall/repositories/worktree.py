@@ -87,14 +87,14 @@ async def read_own_settings(git: GitRunner, local: Local) -> OwnSettings:
 
 
 async def find_work_tree_conversions(
-    git: GitRunner, local: Local, own: OwnSettings, paths: Sequence[str]
+    git: GitRunner, local: Local, own_settings: OwnSettings, paths: Sequence[str]
 ) -> dict[str, Conversion]:
     """Return git's conversions of `paths` in this work tree. Raises `RepositoryError`."""
     output = await git.run(
         f"--git-dir={local.git_dir}",
         f"--work-tree={local.top}",
-        *own.options,
-        *own.attributes,
+        *own_settings.options,
+        *own_settings.attributes,
         "check-attr",
         "-z",
         "--stdin",
@@ -103,7 +103,7 @@ async def find_work_tree_conversions(
         stdin="".join(f"{path}\0" for path in paths).encode(errors="surrogateescape"),
         env=ATTRIBUTES_OF_FILES,
     )
-    return read_conversions(output, own.settings)
+    return read_conversions(output, own_settings.settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +126,13 @@ def copy_stored(
     copied = {}
     for path in paths:
         _check_path(top, path)
-        file = copied[path] = _read(top / path, conversions.get(path, UNCONVERTED))
+        file = copied[path] = _read_file(top / path, conversions.get(path, UNCONVERTED))
         if (top / path).is_dir() and not (top / path).is_symlink():
             # Git then reports that the folder is in the way.
             (target / path).mkdir(parents=True, exist_ok=True)
         elif file.content is not None:
             (target / path).parent.mkdir(parents=True, exist_ok=True)
-            _write(target / path, file)
+            _write_file(target / path, file)
     return copied
 
 
@@ -144,7 +144,7 @@ def copy_back(
 
     New contents are written to temporary files beside the old ones before anything is deleted.
     """
-    after = {path: _read(source / path, UNCONVERTED) for path in stored}
+    after = {path: _read_file(source / path, UNCONVERTED) for path in stored}
     changed = {path: file for path, file in after.items() if file != stored[path]}
     written: list[tuple[Path, Path]] = []
     try:
@@ -191,7 +191,7 @@ def _check_path(top: Path, path: str) -> None:
             )
 
 
-def _read(path: Path, conversion: Conversion) -> _File:
+def _read_file(path: Path, conversion: Conversion) -> _File:
     try:
         status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -204,7 +204,7 @@ def _read(path: Path, conversion: Conversion) -> _File:
     return _File(conversion.clean(path.read_bytes()), mode)
 
 
-def _write(path: Path, file: _File) -> None:
+def _write_file(path: Path, file: _File) -> None:
     if file.mode == patch_rules.SYMLINK:
         path.symlink_to(os.fsdecode(file.content or b""))
         return
@@ -219,7 +219,7 @@ def _write_beside(path: Path, file: _File, conversion: Conversion) -> Path:
     temporary = path.with_name(f".{secrets.token_hex(8)}.moothall")
     path.parent.mkdir(parents=True, exist_ok=True)
     is_symlink = file.mode == patch_rules.SYMLINK
-    _write(
+    _write_file(
         temporary, file if is_symlink else _File(conversion.smudge(file.content or b""), file.mode)
     )
     return temporary

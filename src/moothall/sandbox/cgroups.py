@@ -26,7 +26,7 @@ class Cgroup:
     pids: Path
 
     @property
-    def entrances(self) -> tuple[str, ...]:
+    def procs_files(self) -> tuple[str, ...]:
         """The files to which a process writes its pid to join the cgroup."""
         return tuple(
             str(folder / "cgroup.procs") for folder in dict.fromkeys((self.memory, self.pids))
@@ -47,7 +47,7 @@ class Cgroup:
 
     def kill(self) -> None:
         """Kill every process in it."""
-        for entrance in self.entrances:
+        for entrance in self.procs_files:
             with contextlib.suppress(OSError):
                 for pid in Path(entrance).read_text(encoding="ascii").split():
                     with contextlib.suppress(ProcessLookupError):

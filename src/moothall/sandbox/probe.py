@@ -252,13 +252,13 @@ def _check_overlay(overlay: Overlay) -> tuple[bool, str]:
     return True, "a change went to the upper folder, and the checkout below is unchanged"
 
 
-async def _read_result(end: socket.socket, seconds: float) -> bytes | None:
+async def _read_result(endpoint: socket.socket, seconds: float) -> bytes | None:
     """Read until the other side closes or ends a line; None if that takes longer than `seconds`."""
-    end.setblocking(False)
+    endpoint.setblocking(False)
     loop, result = asyncio.get_running_loop(), b""
     try:
         async with asyncio.timeout(seconds):
-            while data := await loop.sock_recv(end, 1 << 16):
+            while data := await loop.sock_recv(endpoint, 1 << 16):
                 result += data
                 if result.endswith(b"\n"):
                     break

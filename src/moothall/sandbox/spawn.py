@@ -78,7 +78,7 @@ class SandboxLog:
     def tail(self) -> str:
         """Return the end of the output since the last note."""
         for _ in range(_MAX_DRAIN_READS):
-            if not self._read():
+            if not self._read_output():
                 break
         return self._tail.decode(errors="replace").strip()
 
@@ -106,11 +106,11 @@ class SandboxLog:
             self._loop.add_reader(self._read_fd, self._on_output)
 
     def _on_output(self) -> None:
-        if self._loop and self._read():
+        if self._loop and self._read_output():
             self._loop.remove_reader(self._read_fd)
             self._pause = self._loop.call_later(_PAUSE_SECONDS, self._listen)
 
-    def _read(self) -> bool:
+    def _read_output(self) -> bool:
         """Read once; return whether there was output. Stop when the output ends."""
         if self._read_fd < 0:
             return False
@@ -122,10 +122,10 @@ class SandboxLog:
             self._stop()
             return False
         self._tail = (self._tail + output)[-TAIL_BYTES:]
-        self._write(output)
+        self._write_limited(output)
         return True
 
-    def _write(self, output: bytes) -> None:
+    def _write_limited(self, output: bytes) -> None:
         if not self._file or not self._bytes_left:
             return
         output = output[: self._bytes_left]
@@ -291,7 +291,7 @@ async def spawn(spec: SandboxSpec) -> Sandboxed:
         request = {
             "parent": os.getpid(),
             "uid": sandbox_uid(),
-            "cgroups": cgroup.entrances if cgroup else (),
+            "cgroups": cgroup.procs_files if cgroup else (),
             "stage": stage,
             "overlay": _overlay_folders(spec.overlay) if spec.overlay else None,
             "program": bubblewrap(),

@@ -30,9 +30,9 @@ class CommandResult:
         "contended",
         "cpu_ms",
         "exit_code",
-        "left",
         "max_rss_bytes",
         "output",
+        "running_processes",
         "seconds",
         "status",
         "total",
@@ -49,11 +49,11 @@ class CommandResult:
         cpu_ms: int,
         max_rss_bytes: int,
         contended: float = 0.0,
-        left: tuple[str, ...] = (),
+        running_processes: tuple[str, ...] = (),
     ) -> None:
         self.status, self.exit_code, self.output, self.total = status, exit_code, output, total
         self.seconds, self.cpu_ms, self.max_rss_bytes = seconds, cpu_ms, max_rss_bytes
-        self.contended, self.left = contended, left
+        self.contended, self.running_processes = contended, running_processes
 
     def usage(self) -> dict[str, int]:
         """Return the kernel's measurements, children included."""

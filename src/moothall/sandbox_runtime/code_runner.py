@@ -83,7 +83,7 @@ class CodeRunner:
         duration = round((time.monotonic() - start_time) * 1000)
         usage = self._usage()
         usage["cpu_ms"] = max(0, usage["cpu_ms"] - self._cpu)
-        self._send(
+        self._send_message(
             {
                 **answer,
                 "id": self._current,
@@ -178,7 +178,7 @@ class CodeRunner:
 
     def _call_tool(self, name: str, arguments: Message) -> Message:
         self._call_count += 1
-        self._send({"op": "call", "id": self._current, "name": name, "args": arguments})
+        self._send_message({"op": "call", "id": self._current, "name": name, "args": arguments})
         while message := self._next_message():
             if message.get("op") == "answer" and message.get("id") == self._current:
                 return message
@@ -202,7 +202,7 @@ class CodeRunner:
 
         return collect
 
-    def _send(self, message: Message) -> None:
+    def _send_message(self, message: Message) -> None:
         data = memoryview(pack(message))
         while data:
             data = data[os.write(self._link, data) :]

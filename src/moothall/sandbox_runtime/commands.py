@@ -116,12 +116,12 @@ class _OutputBuffer:
             del self._tail[: -self._half]
 
     def bytes(self) -> bytes:
-        cut = self.total - len(self._head) - self._half
-        if cut <= 0:
+        cut_bytes = self.total - len(self._head) - self._half
+        if cut_bytes <= 0:
             return bytes(self._head + self._tail)
         return (
             bytes(self._head)
-            + f"\n[… {cut} bytes cut …]\n".encode()
+            + f"\n[… {cut_bytes} bytes cut …]\n".encode()
             + bytes(self._tail[-self._half :])
         )
 
@@ -258,7 +258,7 @@ def _supervise(
         cpu_ms=round(cpu * 1000),
         max_rss_bytes=max(usage.ru_maxrss * 1024, supervisor.peak.memory),
         contended=supervisor.contended,
-        left=tuple(left_running[:_MAX_NAMED_PROCESSES]),
+        running_processes=tuple(left_running[:_MAX_NAMED_PROCESSES]),
     )
 
 
@@ -317,14 +317,14 @@ class _Supervisor:
                 return "timeout"
             self._update_registration()
             due = max(now, min(self._effective_deadline(), self._next_sample))
-            ready = {descriptor for descriptor, _ in self._poll.poll((due - now) * 1000)}
-            if self._read_fd in ready:
-                self._read()
-            if self._side and self._side.own_fd in ready:
+            ready_fds = {descriptor for descriptor, _ in self._poll.poll((due - now) * 1000)}
+            if self._read_fd in ready_fds:
+                self._read_or_unregister()
+            if self._side and self._side.own_fd in ready_fds:
                 self._side.receive()
-            if self._wakeup in ready and (reason := stopped()):
+            if self._wakeup in ready_fds and (reason := stopped()):
                 return reason
-            if self._child_pidfd in ready:
+            if self._child_pidfd in ready_fds:
                 return ""
             if exceeded := self._check_limits():
                 return exceeded
@@ -342,10 +342,10 @@ class _Supervisor:
     def _has_more_time(self) -> bool:
         """Extend the deadline by the time that the command waited for a core."""
         self._note_contention()
-        owed = self.contended - self._granted
-        extension = min(owed, self._hard_deadline - self._deadline)
+        missing_seconds = self.contended - self._granted
+        extension = min(missing_seconds, self._hard_deadline - self._deadline)
         if self._side or extension < _SAMPLE_SECONDS:
-            if owed < _SAMPLE_SECONDS:
+            if missing_seconds < _SAMPLE_SECONDS:
                 self.contended = (
                     0.0  # the deadline covered all waiting, so the command had its full time
                 )
@@ -380,23 +380,23 @@ class _Supervisor:
         """
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGINT)
-        poll, end = select.poll(), time.monotonic() + _INTERRUPT_SECONDS
+        poll, deadline = select.poll(), time.monotonic() + _INTERRUPT_SECONDS
         poll.register(self._read_fd, select.POLLIN)
         poll.register(self._child_pidfd, select.POLLIN)
-        while (remaining := end - time.monotonic()) > 0:
-            ready = {descriptor for descriptor, _ in poll.poll(remaining * 1000)}
-            if self._read_fd in ready and not self._read_available():
+        while (remaining := deadline - time.monotonic()) > 0:
+            ready_fds = {descriptor for descriptor, _ in poll.poll(remaining * 1000)}
+            if self._read_fd in ready_fds and not self._read_available():
                 poll.unregister(self._read_fd)
-            if self._child_pidfd in ready:
+            if self._child_pidfd in ready_fds:
                 return
 
     def linger(self) -> list[str]:
         """Let processes that the command left running, such as a `tee`, end by themselves for a
         moment. Return those that did not.
         """
-        poll, end = select.poll(), time.monotonic() + _LINGER_SECONDS
+        poll, deadline = select.poll(), time.monotonic() + _LINGER_SECONDS
         poll.register(self._read_fd, select.POLLIN)
-        while (running := running_commands()) and time.monotonic() < end:
+        while (running := running_commands()) and time.monotonic() < deadline:
             if poll.poll(_LINGER_STEP_MS) and not self._read_available():
                 poll.unregister(self._read_fd)
         return running
@@ -413,7 +413,7 @@ class _Supervisor:
         os.close(self._read_fd)
         os.close(self._child_pidfd)
 
-    def _read(self) -> None:
+    def _read_or_unregister(self) -> None:
         if not self._read_available():
             self._poll.unregister(self._read_fd)
 

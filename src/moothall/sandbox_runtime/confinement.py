@@ -72,12 +72,12 @@ def abi() -> int:
 
 
 def _rights_handled(version: int) -> int:
-    handled = _WRITE_FILE | _DIRECTORY_WRITES
+    rights = _WRITE_FILE | _DIRECTORY_WRITES
     if version >= 2:  # noqa: PLR2004 - the ABI that brought the right
-        handled |= _REFER
+        rights |= _REFER
     if version >= 3:  # noqa: PLR2004 - as above
-        handled |= _TRUNCATE
-    return handled
+        rights |= _TRUNCATE
+    return rights
 
 
 def allow_writes_only(paths: Iterable[str]) -> int:
@@ -86,8 +86,8 @@ def allow_writes_only(paths: Iterable[str]) -> int:
     Raises `OSError` if the kernel has no Landlock.
     """
     version = abi()
-    handled = _rights_handled(version)
-    attributes = _RulesetAttr(handled)
+    rights = _rights_handled(version)
+    attributes = _RulesetAttr(rights)
     ruleset = _syscall(
         _CREATE_RULESET,
         ctypes.byref(attributes),
@@ -101,9 +101,9 @@ def allow_writes_only(paths: Iterable[str]) -> int:
             target = os.open(path, os.O_PATH | os.O_CLOEXEC)
             try:
                 access = (
-                    handled
+                    rights
                     if stat.S_ISDIR(os.fstat(target).st_mode)
-                    else handled & (_WRITE_FILE | _TRUNCATE)
+                    else rights & (_WRITE_FILE | _TRUNCATE)
                 )
                 rule = _PathBeneath(access, target)
                 _syscall(

@@ -38,15 +38,17 @@ def split_qualified_name(name: str) -> tuple[tuple[str, ...], str]:
     """Return a name's parts and trait: `a.B.c`, `T::m`, `(*T).M` and `<T as Trait>::m`. Raises
     `ToolFailure`.
     """
-    cleaned = re.sub(
+    plain_name = re.sub(
         r"^(?:(?:export|pub|async|def|class|func|function|fn|struct)\s+)+", "", name.strip()
     ).removesuffix("()")
     trait = ""
-    if match := re.fullmatch(r"<\s*([\w:]+)(?:<.*>)?\s+as\s+([\w:]+)(?:<.*>)?\s*>::(\w+)", cleaned):
-        cleaned, trait = f"{match[1]}::{match[3]}", match[2].rpartition("::")[2]
-    cleaned = re.sub(r"\((?:\w+\s+)?\*?\s*(\w+)(?:\[[^\]]*\])?\)", r"\1", cleaned)
-    cleaned = re.sub(r"<[^<>]*>|\[[^\[\]]*\]", "", cleaned)
-    parts = tuple(part for part in re.split(r"::|[.#]", cleaned) if part != "prototype")
+    if match := re.fullmatch(
+        r"<\s*([\w:]+)(?:<.*>)?\s+as\s+([\w:]+)(?:<.*>)?\s*>::(\w+)", plain_name
+    ):
+        plain_name, trait = f"{match[1]}::{match[3]}", match[2].rpartition("::")[2]
+    plain_name = re.sub(r"\((?:\w+\s+)?\*?\s*(\w+)(?:\[[^\]]*\])?\)", r"\1", plain_name)
+    plain_name = re.sub(r"<[^<>]*>|\[[^\[\]]*\]", "", plain_name)
+    parts = tuple(part for part in re.split(r"::|[.#]", plain_name) if part != "prototype")
     if not parts or not all(re.fullmatch(r"[^\W\d][\w$]*|[$_#][\w$]*", part) for part in parts):
         raise ToolFailure(
             f"name {name[:80]!r} is no name; right is, for example, 'total', 'Cart.total' or "

@@ -106,12 +106,12 @@ def _find_offsets(text: str, old: str) -> list[int]:
     return offsets
 
 
-def _wrong_count(path: str, line_numbers: Sequence[int], found: int, count: int) -> str:
+def _wrong_count(path: str, line_numbers: Sequence[int], occurrences: int, count: int) -> str:
     lines = ", ".join(map(str, line_numbers[:_PLACES_SHOWN]))
     return (
-        f"old text occurs {found} times in {path!r} (lines {lines}), not {_times(count)}: send "
-        f"more of the lines around it so that it occurs {_times(count)}, or count={found} to "
-        "replace all"
+        f"old text occurs {occurrences} times in {path!r} (lines {lines}), not {_times(count)}: "
+        f"send more of the lines around it so that it occurs {_times(count)}, or "
+        f"count={occurrences} to replace all"
     )
 
 

@@ -104,8 +104,8 @@ class Executor:
         try:
             answer = {
                 "files": self._files,
-                "run": self._run,
-                "apply": self._apply,
+                "run": self._run_command,
+                "apply": self._apply_patch,
                 "processes": self._processes,
             }[str(request["op"])](request)
         except ToolFailure as failure:
@@ -120,7 +120,7 @@ class Executor:
         answer.setdefault("usage", _own_usage(start_cpu))
         answer["id"] = self._current
         self._current = -1
-        _send(self._link, answer)
+        _send_message(self._link, answer)
 
     def _command_limits(self, request: Message) -> CommandLimits:
         limits = request["limits"]
@@ -194,7 +194,7 @@ class Executor:
             }
         return {**answer, "usage": result.usage()}
 
-    def _run(self, request: Message) -> Message:
+    def _run_command(self, request: Message) -> Message:
         argv = tuple(str(part) for part in request["argv"])
         if request.get("block"):
             return self._run_block(argv, request)
@@ -273,7 +273,12 @@ class Executor:
             shell.remove_old_output()
         if not shell_state["session"]:
             shell.end()
-        return {**result.document(), "folder": shell.folder, "left": result.left, "note": note}
+        return {
+            **result.document(),
+            "folder": shell.folder,
+            "left": result.running_processes,
+            "note": note,
+        }
 
     def _run_block(self, argv: tuple[str, ...], request: Message) -> Message:
         """Run a command that makes calls while it runs, over a socket whose number is its last
@@ -281,7 +286,7 @@ class Executor:
         """
         number = self._current
         channel = self._channel = RpcChannel(
-            lambda message: _send(self._link, {**message, "id": number})
+            lambda message: _send_message(self._link, {**message, "id": number})
         )
         _move_aside(BLOCK)  # a pipe in its place would block
         with open(BLOCK, "x", encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs start time
@@ -311,7 +316,7 @@ class Executor:
                 processes.append({"pid": pid, "name": file.read().strip()})
         return {"status": "success", "output": {"processes": processes}}
 
-    def _apply(self, request: Message) -> Message:
+    def _apply_patch(self, request: Message) -> Message:
         """Write the files of a patch. Deletions come first, so that a folder can replace a file and
         the other way round.
         """
@@ -348,7 +353,7 @@ class Executor:
         try:
             for part in parts[:-1]:
                 if not _is_folder(part, parent_fd):
-                    _clear(part, parent_fd)
+                    _remove_entry(part, parent_fd)
                     os.mkdir(part, 0o755, dir_fd=parent_fd)
                 folder_fd = os.open(
                     part,
@@ -357,7 +362,7 @@ class Executor:
                 )
                 os.close(parent_fd)
                 parent_fd = folder_fd
-            _clear(parts[-1], parent_fd)
+            _remove_entry(parts[-1], parent_fd)
             if mode == _SYMLINK:
                 os.symlink(content, parts[-1], dir_fd=parent_fd)
                 return
@@ -371,7 +376,7 @@ class Executor:
             os.close(parent_fd)
 
 
-def _send(link: int, message: Message) -> None:
+def _send_message(link: int, message: Message) -> None:
     data = memoryview(pack(message))
     while data:
         data = data[os.write(link, data) :]
@@ -403,7 +408,7 @@ def _is_folder(name: str, parent_fd: int) -> bool:
         return False
 
 
-def _clear(name: str, parent_fd: int) -> None:
+def _remove_entry(name: str, parent_fd: int) -> None:
     if _is_folder(name, parent_fd):
         import shutil  # costs start time, and patches seldom put a file where a folder was
 
@@ -431,7 +436,7 @@ def main() -> None:
 
         open_port(link)
     version = confine(options)
-    _send(link, {"id": 0, "status": "ready", "landlock": version})
+    _send_message(link, {"id": 0, "status": "ready", "landlock": version})
     try:
         Executor(link, options).serve()
     except (ProtocolError, ConnectionError) as error:

@@ -314,11 +314,11 @@ def _find_wide(raw: bytes) -> Encoding | None:
 def line_end(text: str) -> str:
     r"""Return the most frequent line end of a text: "\n", "\r\n" or "\r"; '' if it has none."""
     crlf = text.count("\r\n")
-    ends = {"\n": text.count("\n") - crlf, "\r\n": crlf, "\r": text.count("\r") - crlf}
-    if ends["\n"] or crlf:
-        ends["\r"] = 0  # a carriage return within a line
-    best = max(ends, key=lambda end: ends[end])
-    return best if ends[best] else ""
+    counts = {"\n": text.count("\n") - crlf, "\r\n": crlf, "\r": text.count("\r") - crlf}
+    if counts["\n"] or crlf:
+        counts["\r"] = 0  # a carriage return within a line
+    best = max(counts, key=lambda line_break: counts[line_break])
+    return best if counts[best] else ""
 
 
 def convert_line_ends(text: str, end: str) -> str:

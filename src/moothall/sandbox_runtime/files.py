@@ -174,12 +174,12 @@ def glob_matches(path: str, glob: str) -> bool:
         pattern = ("**", *pattern)
     if pattern and pattern[-1] == "**":
         pattern = (*pattern, "*")
-    collapsed = tuple(
+    paths = tuple(
         part
         for index, part in enumerate(pattern)
         if part != "**" or index == 0 or pattern[index - 1] != "**"
     )
-    return _matches(tuple(path.split("/")), collapsed)
+    return _matches(tuple(path.split("/")), paths)
 
 
 def _walk(root: int, path: str, *, hidden: bool = False) -> Iterator[tuple[str, os.stat_result]]:

@@ -56,7 +56,7 @@ class Relay:
         """Run the program until one side ends. Return why it ended by itself, or ''."""
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         try:
-            child = self._child = self._start()
+            child = self._child = self._start_program()
         except OSError as error:
             return f"{self._order['argv'][0]} cannot be run: {error.strerror}"
         threading.Thread(target=self._read_output, args=(child,), daemon=True).start()
@@ -80,7 +80,7 @@ class Relay:
         self._events.put({"request": number, "method": method, "path": path, "body": body})
         return reply.get()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start_program(self) -> subprocess.Popen[bytes]:
         port = str(self._server.server_address[1])
         argv = [word.replace(_PORT, port) for word in self._order["argv"]]
         variables = {
@@ -99,51 +99,51 @@ class Relay:
 
     def _read_output(self, child: subprocess.Popen[bytes]) -> None:
         assert child.stdout  # noqa: S101 - a pipe, see `_start`
-        most = int(self._order["most"])
+        max_bytes = int(self._order["most"])
         try:
-            for lines in read_lines(child.stdout.fileno(), most):
+            for lines in read_lines(child.stdout.fileno(), max_bytes):
                 for line in lines:
                     self._events.put({"line": line})
             ended = f"it ended with exit code {child.wait()}"
         except OutputLimitExceeded:
-            ended = f"it sent more than {most} bytes"
+            ended = f"it sent more than {max_bytes} bytes"
         self._events.put({"ended": ended})
 
     def _exchange_messages(self, child: subprocess.Popen[bytes]) -> str:
         """Exchange messages until the other side has no more, or the program ends."""
-        waits = False  # the other side speaks first
+        block = False  # the other side speaks first
         while True:
-            batch, ended = self._next_events(waits=waits)
+            batch, ended = self._next_events(block=block)
             try:
                 response = self._socket.call("lines", {"lines": batch})
             except ProtocolError as error:
                 return f"it sent too much at once: {error}"
             if ended or response.get("end"):
                 return ended
-            waits = True
+            block = True
             for line in response["lines"]:
                 message = json.loads(line)
                 if "reply" in message:
                     self._replies.pop(message["reply"]).put(message)
                 elif "line" in message:
-                    self._write(child, message["line"])
+                    self._write_line(child, message["line"])
                 elif "close" in message:
                     self._close_input(child)
                 else:
-                    waits = False
+                    block = False
 
-    def _next_events(self, *, waits: bool) -> tuple[list[str], str]:
+    def _next_events(self, *, block: bool) -> tuple[list[str], str]:
         """Return the next events as JSON, and why the program ended if that is one of them."""
         batch: list[str] = []
         chars, ended = 0, ""
         with contextlib.suppress(queue.Empty):
             while chars < _MAX_BATCH_CHARS and not ended:
-                event = self._events.get(block=waits and not batch)
+                event = self._events.get(block=block and not batch)
                 batch.append(json.dumps(event))
                 chars, ended = chars + len(batch[-1]), str(event.get("ended", ""))
         return batch, ended
 
-    def _write(self, child: subprocess.Popen[bytes], line: str) -> None:
+    def _write_line(self, child: subprocess.Popen[bytes], line: str) -> None:
         assert child.stdin  # noqa: S101 - a pipe, see `_start`
         with contextlib.suppress(OSError):  # the end is noticed when reading
             child.stdin.write(f"{line}\n".encode("utf-8", "replace"))

@@ -97,7 +97,7 @@ def survey(
             + list(args["paths"])
         )
     )
-    sources = {source.path: source for source in _read(root, files, seeds, args, limits)}
+    sources = {source.path: source for source in _read_sources(root, files, seeds, args, limits)}
     spans, seen_keys = [], set()
     for path, line in args["frames"]:
         source = sources.get(path)
@@ -129,7 +129,7 @@ def survey(
     }
 
 
-def _read(
+def _read_sources(
     root: int,
     files: Sequence[tuple[str, int]],
     seeds: Sequence[str],

@@ -64,7 +64,7 @@ class Shell:
         """Make the folder in which a command ended current. If the command was killed, the folder
         stays.
         """
-        folder = os.fsdecode(_read(f"{FOLDER}/folder", _PATH_BYTES).removesuffix(b"\n"))
+        folder = os.fsdecode(_read_start(f"{FOLDER}/folder", _PATH_BYTES).removesuffix(b"\n"))
         if os.path.isabs(folder) and "\0" not in folder and os.path.isdir(folder):
             self.folder = folder
 
@@ -97,7 +97,7 @@ class Shell:
         try:
             yield
         finally:
-            if is_linked and _read(link, len(_LINK) + 1) == _LINK:
+            if is_linked and _read_start(link, len(_LINK) + 1) == _LINK:
                 with contextlib.suppress(OSError), _keep_times(ROOT):
                     os.unlink(link)
 
@@ -117,14 +117,14 @@ class Output:
         self.total += len(data)
         self._lines += data.count(b"\n")
         if self.total > HEAD_BYTES + TAIL_BYTES:
-            self._store(data)
+            self._store_data(data)
         remaining = max(0, HEAD_BYTES - len(self._head))
         self._head += data[:remaining]
         self._tail += data[remaining:]
         if len(self._tail) > 2 * TAIL_BYTES:
             del self._tail[:-TAIL_BYTES]
 
-    def _store(self, data: bytes) -> None:
+    def _store_data(self, data: bytes) -> None:
         if self._has_failed:
             return
         try:
@@ -196,7 +196,7 @@ def _write_new(path: str, content: bytes) -> None:
         file.write(content)
 
 
-def _read(path: str, max_bytes: int) -> bytes:
+def _read_start(path: str, max_bytes: int) -> bytes:
     """Return the beginning of a file that code may have written, b'' if it is not a regular
     file.
     """

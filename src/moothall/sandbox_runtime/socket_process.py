@@ -90,22 +90,22 @@ def run_block() -> None:
         {group: _tool_group(proxy, group) for group in proxy.groups}, ToolError=ToolError
     )
     try:
-        end: Message = {"status": "success", "value": plain(_evaluate(order["code"], namespace))}
+        result: Message = {"status": "success", "value": plain(_evaluate(order["code"], namespace))}
     except MemoryError:
-        end = {"status": "memory", "error": "MemoryError"}
+        result = {"status": "memory", "error": "MemoryError"}
     except SystemExit as exit_error:
-        end = {
+        result = {
             "status": "error" if exit_error.code else "success",
             "error": f"it ended with sys.exit({exit_error.code!r})",
         }
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is how the block ended
         own_traceback = None if isinstance(error, SyntaxError) else _own_traceback(error)
-        end = {
+        result = {
             "status": "error",
             "error": "".join(traceback.format_exception(type(error), error, own_traceback)),
         }
     sys.stdout.flush()
-    socket.send({"op": "end", **end})
+    socket.send({"op": "end", **result})
     os._exit(0)
 
 
@@ -141,8 +141,8 @@ def read_lines(descriptor: int, max_bytes: int) -> Iterator[list[str]]:
         max_bytes -= len(data)
         if max_bytes < 0:
             raise OutputLimitExceeded
-        complete, end, remainder = data.rpartition(b"\n")
-        if end:
+        complete, separator, remainder = data.rpartition(b"\n")
+        if separator:
             yield b"".join((*partial, complete)).decode("utf-8", "replace").split("\n")
             partial = []
         partial.append(remainder)

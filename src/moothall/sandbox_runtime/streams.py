@@ -35,20 +35,21 @@ class Stream:
         *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         if len(self._partial_line) > _MAX_LINE_CHARS:
             lines, self._partial_line = [*lines, self._partial_line], b""
-        return b"".join(self._show(line, b"\n") for line in lines)
+        return b"".join(self._replace_line(line, b"\n") for line in lines)
 
     def end(self) -> bytes:
         """Return the text to show for the last partial line."""
         last_line, self._partial_line = self._partial_line, b""
-        return self._show(last_line, b"") if last_line else b""
+        return self._replace_line(last_line, b"") if last_line else b""
 
-    def _show(self, line: bytes, end: bytes) -> bytes:
+    def _replace_line(self, line: bytes, line_end: bytes) -> bytes:
         text = line.decode("utf-8", "replace")
-        shown = self._read_line(text)
+        replacement = self._read_line(text)
         return (
-            line + end
-            if shown is text
-            else shown.encode("utf-8", "replace") + (end if shown and shown[-1] != "\n" else b"")
+            line + line_end
+            if replacement is text
+            else replacement.encode("utf-8", "replace")
+            + (line_end if replacement and replacement[-1] != "\n" else b"")
         )
 
 

@@ -35,12 +35,12 @@ class ToolProxy:
     def __init__(
         self,
         tools: Mapping[str, Sequence[str]],
-        ask: Callable[[str, Message], Message],
+        call_tool: Callable[[str, Message], Message],
         *,
         agents: bool,
     ) -> None:
         self._tools = tools
-        self._ask = ask
+        self._call_tool = call_tool
         self._agents = agents
         self._named: dict[tuple[str, str], str] = {}
         for tool in tools:
@@ -89,7 +89,7 @@ class ToolProxy:
         return self._call(tool, {**positional, **kwargs})
 
     def _call(self, tool: str, arguments: Message) -> Message:
-        answer = self._ask(tool, {name: plain(value) for name, value in arguments.items()})
+        answer = self._call_tool(tool, {name: plain(value) for name, value in arguments.items()})
         if answer.get("status") != "success":
             raise ToolError(
                 tool, str(answer.get("status")), str(answer.get("error") or "no reason was given")

@@ -99,9 +99,9 @@ class Run:
                 return {"status": failure.status, "error": str(failure)}
             self._out.on_full = lambda: _interrupt(wasm_engine, ticks)
             _start_clock(wasm_engine)
-            return self._run(wasm_engine, store)
+            return self._run_module(wasm_engine, store)
 
-    def _run(self, wasm_engine: wasmtime.Engine, store: wasmtime.Store) -> dict[str, Any]:
+    def _run_module(self, wasm_engine: wasmtime.Engine, store: wasmtime.Store) -> dict[str, Any]:
         linker = wasmtime.Linker(wasm_engine)
         linker.define_wasi()
         memory = None

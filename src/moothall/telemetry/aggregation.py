@@ -20,7 +20,7 @@ from moothall import __version__
 from moothall.domain.event import Channel, Topic
 from moothall.errors import BusUnavailable
 from moothall.telemetry import metrics
-from moothall.telemetry.metrics import LABEL_CHARS, MOST, REGISTRY, Histogram, Snapshot
+from moothall.telemetry.metrics import LABEL_CHARS, MAX_LABEL_SETS, REGISTRY, Histogram, Snapshot
 from moothall.telemetry.tracing import get_logger
 
 log = get_logger(__name__)
@@ -72,11 +72,13 @@ class Reports:
                 {name: list(_rows(name, rows)) for name, rows in figures.items()},
             )
 
-    def snapshots(self, own: str) -> Mapping[str, Snapshot]:
-        """Return the metrics by process, with this one under the name `own`."""
+    def snapshots(self, own_name: str) -> Mapping[str, Snapshot]:
+        """Return the metrics by process, with this one under the name `own_name`."""
         self._forget()
-        return {own: REGISTRY.snapshot()} | {
-            process: snapshot for process, (_, snapshot) in self._reports.items() if process != own
+        return {own_name: REGISTRY.snapshot()} | {
+            process: snapshot
+            for process, (_, snapshot) in self._reports.items()
+            if process != own_name
         }
 
     def _forget(self) -> None:
@@ -91,7 +93,7 @@ def _rows(name: str, rows: object) -> Iterator[list[Any]]:
     figure = REGISTRY.figures.get(name)
     if figure is None or not isinstance(rows, list):
         return
-    for row in rows[: MOST + 1]:
+    for row in rows[: MAX_LABEL_SETS + 1]:
         match row:
             case [list(labels), value] if len(labels) == len(figure.labels) and all(
                 isinstance(label, str) for label in labels

@@ -45,7 +45,7 @@ _MAX_SERVERS = 64
 def provider_name(base_url: str) -> str:
     """Return `gen_ai.provider.name` for a server."""
     host = f".{urlsplit(base_url).hostname or ''}"
-    return next((name for end, name in _PROVIDERS if host.endswith(end)), _API)
+    return next((name for suffix, name in _PROVIDERS if host.endswith(suffix)), _API)
 
 
 @lru_cache(maxsize=_MAX_SERVERS)
@@ -62,15 +62,15 @@ def server_attributes(base_url: str) -> Mapping[str, str | int]:
 # Counters, gauges and histograms as numbers in dictionaries. An addition takes less than a
 # microsecond.
 #
-# They belong to one event loop. Labels are bounded: after `MOST` combinations of one metric,
-# further ones count as `other`, so that hostile names cannot fill the memory of the process and its
-# scraper.
+# They belong to one event loop. Labels are bounded: after `MAX_LABEL_SETS` combinations of one
+# metric, further ones count as `other`, so that hostile names cannot fill the memory of the process
+# and its scraper.
 
 
 Labels = tuple[str, ...]
 MetricKind = Literal["counter", "gauge", "histogram"]
 
-MOST = 256
+MAX_LABEL_SETS = 256
 LABEL_CHARS = 100
 OTHER = "other"
 
@@ -88,11 +88,11 @@ class Metric:
     labels: tuple[str, ...] = ()
     kind: MetricKind = "gauge"
 
-    def _bound_labels(self, key: Labels, known: Mapping[Labels, Any]) -> Labels:
+    def _bound_labels(self, key: Labels, existing: Mapping[Labels, Any]) -> Labels:
         """Return the labels to count under, for labels that are new."""
         if len(key) != len(self.labels):
             raise TypeError(f"{self.name} has the labels {self.labels}, not {key}")
-        if len(known) >= MOST and key:
+        if len(existing) >= MAX_LABEL_SETS and key:
             return (OTHER,) * len(key)
         return tuple(label[:LABEL_CHARS] for label in key)
 

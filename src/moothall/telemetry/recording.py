@@ -32,7 +32,7 @@ from moothall.config import TraceSettings
 from moothall.domain.text import scrub
 from moothall.errors import ConfigurationError, MoothallError
 from moothall.telemetry import metrics, tracing
-from moothall.telemetry.tracing import Kind, Span, Stderr, Value, get_logger, here
+from moothall.telemetry.tracing import Kind, Span, Stderr, Value, current_traceparent, get_logger
 
 # Spans recorded with OpenTelemetry, and sent by a thread of their own.
 #
@@ -56,13 +56,13 @@ class _Recorded(Span):
     __slots__ = (
         "_attached",
         "_attributes",
-        "_here",
         "_kind",
         "_links",
         "_name",
         "_parent",
         "_recorder",
         "_span",
+        "_traceparent_token",
     )
 
     def __init__(
@@ -83,7 +83,7 @@ class _Recorded(Span):
         self._links = links
         self._span: trace.Span = trace.INVALID_SPAN
         self._attached: Token[otel_context.Context] | None = None
-        self._here: Token[str] | None = None
+        self._traceparent_token: Token[str] | None = None
 
     def __enter__(self) -> Self:
         recorder = self._recorder
@@ -93,18 +93,18 @@ class _Recorded(Span):
             kind=_KINDS[self._kind],
             attributes=recorder.clean(self._attributes) if self._attributes else None,
             links=[
-                trace.Link(found)
+                trace.Link(context)
                 for link in self._links
-                if (found := _context_of(link)) is not None
+                if (context := _context_of(link)) is not None
             ],
             # Messages and stacks may have secrets; `__exit__` sets the code.
             record_exception=False,
             set_status_on_exception=False,
         )
         self._attached = otel_context.attach(trace.set_span_in_context(self._span))
-        found = self._span.get_span_context()
-        self._here = here.set(
-            f"00-{found.trace_id:032x}-{found.span_id:016x}-{int(found.trace_flags):02x}"
+        context = self._span.get_span_context()
+        self._traceparent_token = current_traceparent.set(
+            f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
         )
         return self
 
@@ -115,8 +115,8 @@ class _Recorded(Span):
         traceback: TracebackType | None,
         /,
     ) -> None:
-        if self._here is not None:
-            here.reset(self._here)
+        if self._traceparent_token is not None:
+            current_traceparent.reset(self._traceparent_token)
         if self._attached is not None:
             otel_context.detach(self._attached)
         if isinstance(error, asyncio.CancelledError | GeneratorExit):
@@ -217,7 +217,7 @@ async def recording(
     process: its name in the spans. exporter: instead of the settings' exporter, for tests. Raises
     `ConfigurationError`.
     """
-    chosen = exporter or _exporter(settings)
+    span_exporter = exporter or _exporter(settings)
     provider = TracerProvider(
         resource=Resource.create(
             {
@@ -234,7 +234,7 @@ async def recording(
     )
     provider.add_span_processor(
         BatchSpanProcessor(
-            chosen,
+            span_exporter,
             max_queue_size=_QUEUE_SPANS,
             schedule_delay_millis=EXPORT_INTERVAL_SECONDS * 1000,
             max_export_batch_size=_BATCH_SPANS,
@@ -247,7 +247,7 @@ async def recording(
             yield
         finally:
             tracing.record_with(None)
-            await _close_provider(provider, chosen, EXPORT_SECONDS)
+            await _close_provider(provider, span_exporter, EXPORT_SECONDS)
 
 
 class _Closable(Protocol):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # a command that only logs needs no tasks
 
 _NOTHING: Mapping[str, str] = {}
 
-here: ContextVar[str] = ContextVar("traceparent", default="")
+current_traceparent: ContextVar[str] = ContextVar("traceparent", default="")
 """The W3C traceparent of the current span, or ''."""
 _bound: ContextVar[Mapping[str, str]] = ContextVar("bound", default=_NOTHING)
 
@@ -53,7 +53,7 @@ def bound_values() -> Mapping[str, str]:
 def log_context() -> dict[str, str]:
     """Return the values for a log line: the bound ones, and the ids of trace and span."""
     values = dict(_bound.get())
-    if current := here.get():
+    if current := current_traceparent.get():
         _, values["trace_id"], values["span_id"], _ = current.split("-")
     return values
 
@@ -109,7 +109,7 @@ class _ForwardedSpan(Span):
         self._token: Token[str] | None = None
 
     def __enter__(self) -> Self:
-        self._token = here.set(self._parent)
+        self._token = current_traceparent.set(self._parent)
         return self
 
     def __exit__(
@@ -120,7 +120,7 @@ class _ForwardedSpan(Span):
         /,
     ) -> None:
         if self._token is not None:
-            here.reset(self._token)
+            current_traceparent.reset(self._token)
 
 
 MakeSpan = Callable[[str, Mapping[str, Value] | None, Kind, str | None, Sequence[str]], Span]
@@ -175,12 +175,12 @@ def wants_content() -> bool:
 
 def traceparent() -> str:
     """Return the traceparent of the current span, or ''."""
-    return here.get()
+    return current_traceparent.get()
 
 
 def headers() -> dict[str, str]:
     """Return the HTTP headers that continue the trace on another server."""
-    current = here.get()
+    current = current_traceparent.get()
     return {"traceparent": current} if current else {}
 
 
@@ -315,7 +315,7 @@ def _format(level: str, event: str, values: Mapping[str, Any], *, colours: bool)
 
     exception = values.get("exception", "")
     pairs = [
-        f"{style('36', name)}={style('35', _show(value))}"
+        f"{style('36', name)}={style('35', _format_value(value))}"
         for name, value in sorted(values.items())
         if name not in {"timestamp", "exception"}
     ]
@@ -324,7 +324,7 @@ def _format(level: str, event: str, values: Mapping[str, Any], *, colours: bool)
     return f"{line}\n{exception}" if exception else line
 
 
-def _show(value: object) -> str:
+def _format_value(value: object) -> str:
     return value if isinstance(value, str) and not _NEEDS_QUOTES & set(value) else repr(value)
 
 
@@ -336,7 +336,7 @@ class Logger:
     def __init__(self, module: str) -> None:
         self._module = module
 
-    def _write(self, level: str, event: str, values: Mapping[str, Any]) -> None:
+    def _write_entry(self, level: str, event: str, values: Mapping[str, Any]) -> None:
         target = _task_target.get() or _target
         if _LEVELS.index(level) < _LEVELS.index(target.settings.level):
             return
@@ -353,23 +353,23 @@ class Logger:
 
     def debug(self, event: str, **values: Any) -> None:
         """Log a detail for developers."""
-        self._write("debug", event, values)
+        self._write_entry("debug", event, values)
 
     def info(self, event: str, **values: Any) -> None:
         """Log an event."""
-        self._write("info", event, values)
+        self._write_entry("info", event, values)
 
     def warning(self, event: str, **values: Any) -> None:
         """Log something that a person should look at."""
-        self._write("warning", event, values)
+        self._write_entry("warning", event, values)
 
     def error(self, event: str, **values: Any) -> None:
         """Log a failure."""
-        self._write("error", event, values)
+        self._write_entry("error", event, values)
 
     def exception(self, event: str, **values: Any) -> None:
         """Log a failure with the exception that is being handled."""
-        self._write("error", event, {**values, "exception": traceback.format_exc().rstrip()})
+        self._write_entry("error", event, {**values, "exception": traceback.format_exc().rstrip()})
 
 
 def get_logger(name: str) -> Logger:

@@ -323,7 +323,7 @@ class MemoryBus:
                 for record in batching.to_records(
                     raw.seq,
                     unpacked,
-                    {"about": registry.about(raw.subject), "time": raw.time.isoformat()},
+                    {"about": registry.topic_id_of(raw.subject), "time": raw.time.isoformat()},
                 ):
                     if isinstance(record, Recorded):
                         yield record
@@ -383,7 +383,7 @@ class MemoryBus:
         durable.deliveries[seq] = deliveries = durable.deliveries.get(seq, 0) + 1
         durable.place += 1
         extra = {
-            "about": registry.about(raw.subject),
+            "about": registry.topic_id_of(raw.subject),
             "deliveries": str(deliveries),
             "place": str(durable.place),
         }
@@ -411,7 +411,7 @@ class MemoryBus:
             case Nak(delay, _):
                 loop.call_later(delay, durable.ready.put_nowait, _turn_of(raw))
             case Bury():
-                await self._bury(durable, raw, deliveries, verdict)
+                await self._store_dead_letter(durable, raw, deliveries, verdict)
                 self._remove_delivered(durable, stream, seq)
             case Ack():
                 self._remove_delivered(durable, stream, seq)
@@ -440,11 +440,13 @@ class MemoryBus:
         if stream.spec.retention == "workqueue":
             stream.drop(seq)
 
-    async def _bury(self, durable: _Durable, raw: Raw, deliveries: int, verdict: Bury) -> None:
+    async def _store_dead_letter(
+        self, durable: _Durable, raw: Raw, deliveries: int, verdict: Bury
+    ) -> None:
         origin = raw_store.LetterOrigin(
             durable.spec.stream, durable.spec.name, raw.subject, raw.seq, deliveries
         )
-        await raw_store.bury(self, origin, raw.data, verdict)
+        await raw_store.store_dead_letter(self, origin, raw.data, verdict)
 
     async def signal(self, topic: Topic, data: Mapping[str, Any]) -> None:
         """Send a signal to current listeners."""
@@ -551,7 +553,7 @@ class MemoryBus:
     async def list_ids(self, channel: Channel) -> Sequence[str]:
         """Return the ids of a channel's events in the log."""
         records = self._streams[registry.EVENTS.name].after(0, (registry.subject(channel.all),))
-        return sorted({registry.about(raw.subject) for raw in records})
+        return sorted({registry.topic_id_of(raw.subject) for raw in records})
 
     async def forget(self, topic: Topic) -> None:
         """Remove all records of a topic from the log."""

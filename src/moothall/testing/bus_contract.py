@@ -107,10 +107,12 @@ class BusContract:
                     {"story_id": "story-1", "comment": "between"},
                 )
             )
-            rest = [
+            later_records = [
                 r async for r in bus.replay([Channel.RESULTS.all], after_seq=everything[99].seq)
             ]
-            assert [(r.seq, r.event) for r in rest] == [(r.seq, r.event) for r in everything[100:]]
+            assert [(r.seq, r.event) for r in later_records] == [
+                (r.seq, r.event) for r in everything[100:]
+            ]
             assert (await bus.first(Channel.RESULTS.all)).event == everything[0].event
             assert await bus.first(Channel.WORDS.all) is None
             assert [r async for r in bus.replay([Channel.RESULTS.of("task-9")])] == []
@@ -189,22 +191,24 @@ class BusContract:
             await bus.publish(decided)
             await bus.publish(seat(600, "task-1", turn=600))
             topics = [Channel.RESULTS.of("task-1"), Channel.RESPONSES.of("task-1")]
-            read = [r async for r in bus.replay(topics)]
-            assert [r.event.data.get("turn") for r in read] == [*range(1, 600, 2), None, 600]
-            assert [r.seq for r in read] == sorted(r.seq for r in read)
+            records = [r async for r in bus.replay(topics)]
+            assert [r.event.data.get("turn") for r in records] == [*range(1, 600, 2), None, 600]
+            assert [r.seq for r in records] == sorted(r.seq for r in records)
             for index in (
                 100,
                 200,
                 299,
             ):  # events of one message are replayed together, so none is lost
-                replayed = [r.event.id async for r in bus.replay(topics, read[index].seq)]
-                expected = [r.event.id for r in read[index + 1 :]]
+                replayed = [r.event.id async for r in bus.replay(topics, records[index].seq)]
+                expected = [r.event.id for r in records[index + 1 :]]
                 assert replayed[len(replayed) - len(expected) :] == expected
                 assert (
                     not replayed[: len(replayed) - len(expected)]
-                    or read[index].message > read[index].seq
+                    or records[index].message > records[index].seq
                 )
-                assert [r.event.id for r in read if r.comes_after(read[index].seq)] == replayed
+                assert [
+                    r.event.id for r in records if r.comes_after(records[index].seq)
+                ] == replayed
 
     async def test_many_waiters_each_get_their_own_event(self, opened: Any) -> None:
         def decided(number: int) -> Event:

@@ -124,18 +124,18 @@ class WorkContract:
             assert [letter async for letter in raw_store.letters(bus)] == []
 
     async def test_work_that_keeps_failing_becomes_a_dead_letter(self, opened: Any) -> None:
-        tries = 0
+        attempts = 0
 
         async def handle(recorded: Recorded) -> None:
-            nonlocal tries
+            nonlocal attempts
             del recorded
-            tries += 1
+            attempts += 1
             raise Temporary("never now", retry_after=0.01)
 
         async with opened(max_deliver=3) as bus, consuming(bus, "host-dev", handle):
             await bus.enqueue(Channel.WORK.of("dev"), requested("task-1"))
             [letter] = await letters(bus, 1)
-            assert letter.deliveries == tries == 3
+            assert letter.deliveries == attempts == 3
             assert "never now" in letter.reason
 
     async def test_work_that_crashes_its_handlers_becomes_a_dead_letter(self, opened: Any) -> None:

@@ -155,8 +155,8 @@ class Requests:
         """Return the status of a request whose process is gone. An effect beyond the workspace that
         was started and not finished may have happened.
         """
-        begun = await self._has_event(request, EventType.TOOL_STARTED)
-        return ToolStatus.OUTCOME_UNKNOWN if begun else ToolStatus.ERROR
+        has_begun = await self._has_event(request, EventType.TOOL_STARTED)
+        return ToolStatus.OUTCOME_UNKNOWN if has_begun else ToolStatus.ERROR
 
     async def _has_event(self, request: _Request, kind: EventType) -> bool:
         async for recorded in self.bus.replay((Channel.TOOLS.of(request.workspace),)):

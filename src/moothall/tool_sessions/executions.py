@@ -25,7 +25,7 @@ from moothall.domain.tool import (
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Refused
 from moothall.ports import RunCode
 from moothall.tool_sessions.manager import ToolSessions
-from moothall.tool_sessions.session_state import GONE, Answers
+from moothall.tool_sessions.session_state import OUTPUT_DROPPED, Answers
 from moothall.tools.catalogue import is_granted
 from moothall.tools.schemas import arguments_digest
 
@@ -80,7 +80,7 @@ class Executions:
                 + len(execution.run.error)
             ),
             slim=lambda execution: replace(
-                execution, run=replace(execution.run, value=None, printed="", error=GONE)
+                execution, run=replace(execution.run, value=None, printed="", error=OUTPUT_DROPPED)
             ),
         )
 
@@ -88,12 +88,13 @@ class Executions:
         """Run the code and return the result of an execution id. A repeated order returns the same
         result without running.
 
-        Raises `InvalidRequest` with what is wrong, `NotFound` and `Refused` as `ToolSessions.ready`
-        does, and `AlreadyExists` if the execution id was used for something else.
+        Raises `InvalidRequest` with what is wrong, `NotFound` and `Refused` as
+        `ToolSessions.ensure_open` does, and `AlreadyExists` if the execution id was used for
+        something else.
         """
         _check_order(order)
-        capability = await self._sessions.ready(principal, order.workspace, order.token)
-        offered = {
+        capability = await self._sessions.ensure_open(principal, order.workspace, order.token)
+        tools_by_name = {
             spec.name: spec
             for spec in self._sessions.gateway.list_tools(capability.tenant, capability.grant)
         }
@@ -103,15 +104,19 @@ class Executions:
             raise InvalidRequest(
                 f"there is no tool {unknown[0][:60]!r}; moothall tools list shows them"
             )
-        tools = {name: offered[name].argument_names for name in order.tools if name in offered}
+        tools = {
+            name: tools_by_name[name].argument_names
+            for name in order.tools
+            if name in tools_by_name
+        }
         signature = _digest(order, tools)
         key = (capability.workspace, order.execution_id)
-        if (known := await self._find_known(key, signature)) is not None:
-            return known
+        if (previous := await self._find_known(key, signature)) is not None:
+            return previous
         deadline = datetime.fromtimestamp(capability.expires, UTC)
         if order.timeout_ms:
-            end = datetime.now(UTC) + timedelta(milliseconds=order.timeout_ms)
-            deadline = min(deadline, end)
+            timeout_time = datetime.now(UTC) + timedelta(milliseconds=order.timeout_ms)
+            deadline = min(deadline, timeout_time)
         block = CodeBlock(
             code=order.code,
             tools=tools,
@@ -165,7 +170,7 @@ class Executions:
 
 
 def _restrict_tools(block: CodeBlock, calls: BlockCalls) -> Ask:
-    async def ask(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+    async def call_tool(name: str, arguments: Mapping[str, Any]) -> ToolResult:
         if name not in block.tools:
             return ToolResult(
                 "",
@@ -175,7 +180,7 @@ def _restrict_tools(block: CodeBlock, calls: BlockCalls) -> Ask:
             )
         return await calls(name, arguments)
 
-    return ask
+    return call_tool
 
 
 def _check_order(order: ExecutionOrder) -> None:

@@ -35,7 +35,7 @@ from moothall.errors import (
 from moothall.ports import Repositories, RunCode, Workspace, Workspaces
 from moothall.telemetry import bound, get_logger
 from moothall.tool_sessions.session_state import (
-    GONE,
+    OUTPUT_DROPPED,
     Answers,
     PersistentWorkspace,
     ReopenState,
@@ -179,7 +179,9 @@ class ToolSessions:
             workspace = PersistentWorkspace(
                 name, self._workspaces, prepared, self._gateway.catalogue
             )
-            return await self._open(workspace, principal, pending.role, pending.persona, seconds)
+            return await self._open_session(
+                workspace, principal, pending.role, pending.persona, seconds
+            )
         finally:
             self._opening[principal.tenant] -= 1
 
@@ -225,9 +227,9 @@ class ToolSessions:
         workspace = PersistentWorkspace(
             item.workspace, self._workspaces, prepared, self._gateway.catalogue, diff
         )
-        await self._open(workspace, principal, item.role, item.persona, seconds)
+        await self._open_session(workspace, principal, item.role, item.persona, seconds)
 
-    async def _open(
+    async def _open_session(
         self,
         workspace: PersistentWorkspace,
         principal: Principal,
@@ -238,9 +240,9 @@ class ToolSessions:
         name = workspace.id
         close = asyncio.Event()
         with bound(task_id=name, tenant=principal.tenant):
-            keep_task = self._group.create_task(workspace.keep(close), name=f"keep {name}")
+            keep_task = self._group.create_task(workspace.hold_open(close), name=f"keep {name}")
         try:
-            await workspace.ready()
+            await workspace.wait_until_open()
         except BaseException:
             close.set()
             raise
@@ -383,7 +385,9 @@ class ToolSessions:
         """
         return self._tokens.check(token, workspace).workspace
 
-    async def ready(self, principal: Principal | None, workspace: str, token: str) -> Capability:
+    async def ensure_open(
+        self, principal: Principal | None, workspace: str, token: str
+    ) -> Capability:
         """Do as `capability`, after opening the workspace if `await_calls` provides it."""
         claimed = self._tokens.check(token, workspace)
         is_holder = principal is None or (principal.tenant, principal.name) == (
@@ -417,7 +421,7 @@ class ToolSessions:
                 f"request_id has {len(call.request_id)} characters; it needs 1 to "
                 f"{_MAX_REQUEST_ID_CHARS}"
             )
-        capability = await self.ready(principal, workspace, token)
+        capability = await self.ensure_open(principal, workspace, token)
         digest = request_digest(call)
         if bound and capability.request != digest:
             raise Refused(
@@ -438,12 +442,12 @@ class ToolSessions:
                 raise Refused(f"{call.tool[:60]} is not covered by the capability token")
 
         try:
-            known = await session.answers.find(call.request_id, digest, check_grant)
+            previous = await session.answers.find(call.request_id, digest, check_grant)
         except AlreadyExists as error:
             raise AlreadyExists(
                 f"the request id {call.request_id[:80]!r} was used for another request"
             ) from error
-        return known or await self._run_once(session, token, call, digest)
+        return previous or await self._run_once(session, token, call, digest)
 
     async def _run_once(
         self, session: _Session, token: str, call: ToolCall, digest: str
@@ -542,5 +546,5 @@ def _create_answers(max_bytes: int) -> Answers[str, ToolResult]:
         max_bytes,
         _MAX_RESULTS,
         size=lambda result: len(repr(result.output)) + len(result.error),
-        slim=lambda result: replace(result, output={}, error=GONE),
+        slim=lambda result: replace(result, output={}, error=OUTPUT_DROPPED),
     )

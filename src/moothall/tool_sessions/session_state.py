@@ -46,9 +46,9 @@ class PersistentWorkspace:
     _lost: asyncio.Event = field(default_factory=asyncio.Event)
     _call_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def keep(self, until: asyncio.Event) -> None:
-        """Hold the workspace open until the event is set. `ready` and the calls raise the errors of
-        opening.
+    async def hold_open(self, until: asyncio.Event) -> None:
+        """Hold the workspace open until the event is set. `wait_until_open` and the calls raise
+        the errors of opening.
         """
         diff, ending = self.diff, asyncio.ensure_future(until.wait())
         try:
@@ -84,7 +84,7 @@ class PersistentWorkspace:
                 self._opened.set_exception(WorkspaceFailed("the workspace was closed"))
                 self._opened.exception()
 
-    async def ready(self) -> None:
+    async def wait_until_open(self) -> None:
         """Wait until the workspace can be used. Raises the error of its opening."""
         await asyncio.shield(self._opened)
 
@@ -154,11 +154,11 @@ class PersistentWorkspace:
             self._next_diff = diff
             self._reopen(workspace)
 
-    async def run_code(self, block: CodeBlock, ask: Ask) -> BlockRun:
+    async def run_code(self, block: CodeBlock, call_tool: Ask) -> BlockRun:
         """Run a block in CPython. The block makes tool calls itself, so the call lock is not
         taken.
         """
-        return await (await asyncio.shield(self._opened)).run_code(block, ask)
+        return await (await asyncio.shield(self._opened)).run_code(block, call_tool)
 
     async def converse(
         self,
@@ -205,7 +205,7 @@ async def _save_files(workspace: Workspace, before: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReopenState:
-    """What is needed to reopen a workspace: its owner, the base, and a commit with its last saved
+    """The data for reopening a workspace: its owner, the base, and a commit with its last saved
     files.
     """
 
@@ -255,7 +255,7 @@ class WorkspaceLease:
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
-GONE = "this was answered before, and its output is no longer kept"
+OUTPUT_DROPPED = "this was answered before, and its output is no longer kept"
 
 
 class Answers(Generic[K, T]):
@@ -279,14 +279,14 @@ class Answers(Generic[K, T]):
         the caller has to run it now. `check` raises if the caller may not see the result. Raises
         `AlreadyExists` if the key was used for a request with another digest.
         """
-        while (known := self._answers.get(key)) is not None:
-            if known[0] != digest:
+        while (stored := self._answers.get(key)) is not None:
+            if stored[0] != digest:
                 raise AlreadyExists("the id was used for another request")
             check()
-            await asyncio.wait({known[1]})
+            await asyncio.wait({stored[1]})
             # A request that was cancelled with its first caller runs again.
-            if not known[1].cancelled():
-                return known[1].result()
+            if not stored[1].cancelled():
+                return stored[1].result()
         return None
 
     def begin(self, key: K, digest: str) -> asyncio.Future[T]:
@@ -325,12 +325,12 @@ class Answers(Generic[K, T]):
 
     def _reduce(self, key: K) -> None:
         self._drop_size(key)
-        known = self._answers.get(key)
-        if known is None:
+        stored = self._answers.get(key)
+        if stored is None:
             return
         slim: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        slim.set_result(self._slim(known[1].result()))
-        self._answers[key] = (known[0], slim)
+        slim.set_result(self._slim(stored[1].result()))
+        self._answers[key] = (stored[0], slim)
 
     def _drop_size(self, key: K) -> None:
         self._bytes -= self._sizes.pop(key, 0)

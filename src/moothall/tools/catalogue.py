@@ -82,7 +82,7 @@ def _git(  # noqa: PLR0917 - read as a row of a table
     paths: tuple[str, ...] = (),
     core: bool = False,
 ) -> ToolSpec:
-    look, outside = danger is Danger.READ, danger is Danger.OUTSIDE
+    reads_only, outside = danger is Danger.READ, danger is Danger.OUTSIDE
     return ToolSpec(
         name=f"git.{name}",
         summary=summary,
@@ -90,12 +90,12 @@ def _git(  # noqa: PLR0917 - read as a row of a table
         output=output,
         danger=danger,
         caps=Caps(300 if outside else 30),
-        requirements=_READ_ONLY if look else _USE_NETWORK if outside else _WRITE_FILES,
-        tags=("git", "remote") if outside else ("git", "look" if look else "change"),
+        requirements=_READ_ONLY if reads_only else _USE_NETWORK if outside else _WRITE_FILES,
+        tags=("git", "remote") if outside else ("git", "look" if reads_only else "change"),
         examples=(example,),
         profiles=("remote",)
         if outside
-        else (*(("core",) if core else ()), "coding", *(("reading",) if look else ())),
+        else (*(("core",) if core else ()), "coding", *(("reading",) if reads_only else ())),
         paths=paths,
         cost=Cost.LOW,
     )
@@ -425,16 +425,16 @@ def list_tools(
     grant: Grant,
     *,
     core: bool = False,
-    without: Collection[str] = (),
+    excluded: Collection[str] = (),
     catalogue: Mapping[str, ToolSpec] = CATALOGUE,
 ) -> tuple[ToolSpec, ...]:
-    """Return the tools that a grant covers, in catalogue order. `without` names tools to leave out,
-    such as those disabled for a tenant; `core` selects only the few for small context windows.
+    """Return the tools that a grant covers, in catalogue order. `excluded` names tools to leave
+    out, such as those disabled for a tenant; `core` selects only the few for small context windows.
     """
     return tuple(
         spec
         for spec in catalogue.values()
-        if spec.name not in without and is_granted(grant, spec.name) and (spec.core or not core)
+        if spec.name not in excluded and is_granted(grant, spec.name) and (spec.core or not core)
     )
 
 

@@ -138,8 +138,8 @@ class ToolSpec:
 
     def call_seconds(self, arguments: Mapping[str, Any]) -> float:
         """Return the longest time of a call with these arguments."""
-        requested = arguments.get("timeout_seconds") or self.caps.usual_seconds
-        return min(requested, self.caps.seconds) if self.caps.usual_seconds else self.caps.seconds
+        seconds = arguments.get("timeout_seconds") or self.caps.usual_seconds
+        return min(seconds, self.caps.seconds) if self.caps.usual_seconds else self.caps.seconds
 
     @property
     def rate(self) -> Rate:

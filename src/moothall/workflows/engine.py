@@ -86,24 +86,24 @@ class StepExecutor:
         """Return the last result of a call in the log, or True if it only began, False if it did
         not.
         """
-        known: ToolResult | bool = False
+        result: ToolResult | bool = False
         async for recorded in self.log.replay((Channel.TOOLS.of(self._workspace),)):
             event = recorded.event
             if event.data.get("request_id") != request_id:
                 continue
             if event.type == EventType.TOOL_STARTED:
-                known = True
+                result = True
             elif event.type == EventType.TOOL_FINISHED:
                 names = ToolResult.__dataclass_fields__
                 logged_result = load(
                     ToolResult, {name: value for name, value in event.data.items() if name in names}
                 )
-                known = (
-                    known
-                    if known is True and logged_result.status is ToolStatus.PARKED
+                result = (
+                    result
+                    if result is True and logged_result.status is ToolStatus.PARKED
                     else logged_result
                 )
-        return known
+        return result
 
     async def commit(self) -> str:
         """Commit the current files and return the commit."""
@@ -154,16 +154,16 @@ class Engine:
         """
         async with asyncio.TaskGroup() as group:
             while True:
-                for work in self._ready():
+                for work in self._ready_steps():
                     self._running[work.step.id] = work
                     group.create_task(self._run_step(work), name=f"step {work.step.id}")
                 if not self._running:
                     break
                 self._changed.clear()
                 await self._changed.wait()
-        return await self._finish()
+        return await self._finish_workflow()
 
-    def _ready(self) -> Iterator[_StepRun]:
+    def _ready_steps(self) -> Iterator[_StepRun]:
         """Yield the runs that may start now. Each must be started before the next is requested."""
         if self._find_failed() is not None:
             return
@@ -175,7 +175,7 @@ class Engine:
             if not all(self._record.act(need).ended for need in step.needs):
                 continue
             work = _StepRun(step, step.call, self._catalogue[step.call.tool])
-            if not (work.changes and any(other.changes for other in self._running.values())):
+            if not (work.changes and any(running.changes for running in self._running.values())):
                 yield work
 
     def _find_failed(self) -> Step | None:
@@ -250,29 +250,29 @@ class Engine:
         if act.state is not StepState.STARTED or not work.spec.outside:
             return None
         request_id = _request_id(self._plan, work, act.attempt)
-        known = await self._executor.find_result(request_id)
+        result = await self._executor.find_result(request_id)
         explanation = (
             "it had begun when a crash came: whether it was done is not known; look before doing "
             "it again"
         )
-        if isinstance(known, ToolResult):
-            if known.status is ToolStatus.PARKED:
+        if isinstance(result, ToolResult):
+            if result.status is ToolStatus.PARKED:
                 return await self._attempt(work, act.attempt)
-            if not (work.changes and known.status is ToolStatus.SUCCESS):
-                return known
+            if not (work.changes and result.status is ToolStatus.SUCCESS):
+                return result
             explanation = (
                 "it was done, but a crash took its file before that was kept; it is not done twice"
             )
         return (
             ToolResult(request_id, work.spec.name, ToolStatus.OUTCOME_UNKNOWN, error=explanation)
-            if known
+            if result
             else None
         )
 
     async def _attempt(self, work: _StepRun, attempt: int) -> ToolResult:
         request_id = _request_id(self._plan, work, attempt)
         try:
-            arguments = fill_in(work.call.arguments, self._resolve)
+            arguments = fill_in(work.call.arguments, self._resolve_reference)
         except InvalidRequest as error:
             return ToolResult(request_id, work.spec.name, ToolStatus.INVALID, error=error.message)
         seconds = work.step.timeout or work.spec.timeout_seconds
@@ -291,7 +291,7 @@ class Engine:
             return ToolResult(request_id, work.spec.name, ToolStatus.ERROR, error=error.message)
         return result
 
-    def _resolve(self, reference: Reference) -> Any:
+    def _resolve_reference(self, reference: Reference) -> Any:
         result = self._record.act(reference.step).result
         return find_in({"output": {}, "status": "", "error": "", **result}, reference)
 
@@ -328,7 +328,7 @@ class Engine:
             commit=commit,
         )
 
-    async def _finish(self) -> tuple[End, str]:
+    async def _finish_workflow(self) -> tuple[End, str]:
         failed_step = self._find_failed()
         for step in self._plan.steps:
             if not self._record.act(step.id).ended:
@@ -383,7 +383,7 @@ class Engine:
         others are undone nevertheless.
         """
         not_undone = []
-        for name in reversed(self._record.done):
+        for name in reversed(self._record.completed_steps):
             step = self._plan.step(name)
             if step.compensate is None:
                 continue

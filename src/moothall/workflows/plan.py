@@ -59,7 +59,7 @@ def references(value: Any) -> Iterator[Reference]:
                 f"{text[:80]!r} holds a reference that does not end; right is {RIGHT}"
             )
         for match in matches:
-            yield _read(match[2])
+            yield _read_reference(match[2])
 
 
 def fill_in(value: Any, look_up: Callable[[Reference], Any]) -> Any:
@@ -79,20 +79,23 @@ def fill_in(value: Any, look_up: Callable[[Reference], Any]) -> Any:
             )
         return result
 
-    return _fill(value, counted_look_up)
+    return _fill_references(value, counted_look_up)
 
 
-def _fill(value: Any, look_up: Callable[[Reference], Any]) -> Any:
+def _fill_references(value: Any, look_up: Callable[[Reference], Any]) -> Any:
     if isinstance(value, str):
         single_reference = _REFERENCE.fullmatch(value)
         if single_reference and not single_reference[1]:
-            return look_up(_read(single_reference[2]))
+            return look_up(_read_reference(single_reference[2]))
         return _REFERENCE.sub(
-            lambda match: f"${{{match[2]}}}" if match[1] else _text(look_up(_read(match[2]))), value
+            lambda match: (
+                f"${{{match[2]}}}" if match[1] else _text(look_up(_read_reference(match[2])))
+            ),
+            value,
         )
     if isinstance(value, Mapping):
-        return {key: _fill(item, look_up) for key, item in value.items()}
-    return [_fill(item, look_up) for item in value] if isinstance(value, list) else value
+        return {key: _fill_references(item, look_up) for key, item in value.items()}
+    return [_fill_references(item, look_up) for item in value] if isinstance(value, list) else value
 
 
 def find_in(result: Mapping[str, Any], reference: Reference) -> Any:
@@ -111,8 +114,8 @@ def find_in(result: Mapping[str, Any], reference: Reference) -> Any:
         ):
             value = value[int(name)]
         else:
-            where = ".".join(("steps", reference.step, reference.part, *reference.path[:depth]))
-            raise InvalidRequest(f"${{{reference}}}: {where} {_shape(value)}")
+            location = ".".join(("steps", reference.step, reference.part, *reference.path[:depth]))
+            raise InvalidRequest(f"${{{reference}}}: {location} {_shape(value)}")
     return value
 
 
@@ -122,17 +125,17 @@ def _shape(value: Any) -> str:
     return f"is a list of {len(value)}" if isinstance(value, list) else "is no object and no list"
 
 
-def _read(text: str) -> Reference:
-    _, step, *rest = text.split(".")
+def _read_reference(text: str) -> Reference:
+    _, step, *parts = text.split(".")
     if (
         not step
-        or not rest
-        or rest[0] not in PARTS
-        or not all(rest)
-        or (rest[0] != "output" and len(rest) > 1)
+        or not parts
+        or parts[0] not in PARTS
+        or not all(parts)
+        or (parts[0] != "output" and len(parts) > 1)
     ):
         raise InvalidRequest(f"${{{text[:80]}}} is no reference; right is {RIGHT}")
-    return Reference(step, rest[0], tuple(rest[1:]))
+    return Reference(step, parts[0], tuple(parts[1:]))
 
 
 def _texts(value: Any, depth: int) -> Iterator[str]:
@@ -195,7 +198,7 @@ class Workflow:
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class PlanLimits:
     """The limits that a plan is checked against. `refusal` returns why a tool of the catalogue may
     not be used, or an empty string.
     """
@@ -264,41 +267,41 @@ def read_yaml(text: str) -> Mapping[str, Any]:
     return document
 
 
-def read_plan(document: Mapping[str, Any], allowed: Allowed) -> Workflow:
+def read_plan(document: Mapping[str, Any], limits: PlanLimits) -> Workflow:
     """Return the plan of a document. Raises `InvalidRequest` that names the step and the
     correction.
     """
     workflow = _validate(_Workflow, document, "workflow")
-    if len(workflow.steps) > allowed.steps:
+    if len(workflow.steps) > limits.steps:
         raise InvalidRequest(
-            f"the workflow has {len(workflow.steps)} steps; at most {allowed.steps} are allowed"
+            f"the workflow has {len(workflow.steps)} steps; at most {limits.steps} are allowed"
         )
     raw_steps = [
         _validate(_Step, step, f"step {_step_label(step, number)}")
         for number, step in enumerate(workflow.steps, 1)
     ]
-    seen: set[str] = set()
+    seen_ids: set[str] = set()
     for step in raw_steps:
-        if step.id in seen:
+        if step.id in seen_ids:
             raise InvalidRequest(
                 f"step {step.id}: there are two steps of this id; each needs one of its own"
             )
-        seen.add(step.id)
-    known = {step.id: step.tool for step in raw_steps}
+        seen_ids.add(step.id)
+    tools_by_step = {step.id: step.tool for step in raw_steps}
     steps = {
-        step.id: _build_step(step, raw_steps[index - 1].id if index else "", known, allowed)
+        step.id: _build_step(step, raw_steps[index - 1].id if index else "", tools_by_step, limits)
         for index, step in enumerate(raw_steps)
     }
-    order = _sort(steps)
+    order = _sort_topologically(steps)
     for step in order:
-        _check_compensation(step, steps, known, allowed)
+        _check_compensation(step, steps, tools_by_step, limits)
     return Workflow(
         id=check_id(workflow.id, "workflow id")
         if workflow.id is not None
         else f"wf-{secrets.token_hex(8)}",
         name=workflow.name,
         steps=order,
-        parallelism=min(workflow.parallelism or allowed.parallelism, allowed.parallelism),
+        parallelism=min(workflow.parallelism or limits.parallelism, limits.parallelism),
         digest=document_digest(document),
     )
 
@@ -308,25 +311,29 @@ def document_digest(document: Mapping[str, Any]) -> str:
     return digest(json.dumps(whole_numbers({**document, "id": ""}), sort_keys=True, default=str))
 
 
-def _build_step(raw_step: _Step, previous: str, known: Mapping[str, str], allowed: Allowed) -> Step:
-    where = f"step {raw_step.id}"
-    if raw_step.retry.attempts > allowed.attempts:
+def _build_step(
+    raw_step: _Step, previous: str, tools_by_step: Mapping[str, str], limits: PlanLimits
+) -> Step:
+    location = f"step {raw_step.id}"
+    if raw_step.retry.attempts > limits.attempts:
         raise InvalidRequest(
-            f"{where}: retry.attempts is {raw_step.retry.attempts}; at most {allowed.attempts} are "
-            "allowed"
+            f"{location}: retry.attempts is {raw_step.retry.attempts}; at most {limits.attempts} "
+            "are allowed"
         )
     explicit_needs = raw_step.needs or []
-    for other in explicit_needs:
-        if other not in known or other == raw_step.id:
+    for needed_step in explicit_needs:
+        if needed_step not in tools_by_step or needed_step == raw_step.id:
             raise InvalidRequest(
-                f"{where}: needs {other!r}, and there is no such other step"
-                f"{_suggestion(other, known)}"
+                f"{location}: needs {needed_step!r}, and there is no such other step"
+                f"{_suggestion(needed_step, tools_by_step)}"
             )
     referenced_steps = [
-        reference.step for reference in _check_call(where, raw_step, known, allowed)
+        reference.step for reference in _check_call(location, raw_step, tools_by_step, limits)
     ]
     if raw_step.id in referenced_steps:
-        raise InvalidRequest(f"{where}: its arguments refer to its own result; only compensate may")
+        raise InvalidRequest(
+            f"{location}: its arguments refer to its own result; only compensate may"
+        )
     needs = dict.fromkeys((*explicit_needs, *referenced_steps))
     if raw_step.needs is None and not referenced_steps and previous:
         needs = dict.fromkeys((previous,))
@@ -345,46 +352,47 @@ def _build_step(raw_step: _Step, previous: str, known: Mapping[str, str], allowe
 
 
 def _check_call(
-    where: str, call: _Call, known: Mapping[str, str], allowed: Allowed
+    location: str, call: _Call, tools_by_step: Mapping[str, str], limits: PlanLimits
 ) -> Sequence[Reference]:
     """Check that a call's tool exists, that its arguments have the right names, and that its
     references can be resolved. Return the references.
     """
-    spec = allowed.catalogue.get(call.tool)
+    spec = limits.catalogue.get(call.tool)
     if spec is None:
         raise InvalidRequest(
-            f"{where}: there is no tool {call.tool[:60]!r}"
-            f"{_suggestion(call.tool, allowed.catalogue)}"
+            f"{location}: there is no tool {call.tool[:60]!r}"
+            f"{_suggestion(call.tool, limits.catalogue)}"
         )
-    if refusal := allowed.refusal(call.tool):
-        raise InvalidRequest(f"{where}: {refusal}")
+    if refusal := limits.refusal(call.tool):
+        raise InvalidRequest(f"{location}: {refusal}")
     try:
         call_references = list(references(call.arguments))
     except InvalidRequest as error:
-        raise InvalidRequest(f"{where}: {error.message}") from error
+        raise InvalidRequest(f"{location}: {error.message}") from error
     for reference in call_references:
-        if reference.step not in known:
+        if reference.step not in tools_by_step:
             raise InvalidRequest(
-                f"{where}: ${{{reference}}} names no step{_suggestion(reference.step, known)}"
+                f"{location}: ${{{reference}}} names no step"
+                f"{_suggestion(reference.step, tools_by_step)}"
             )
-        source = allowed.catalogue.get(known[reference.step])
+        source = limits.catalogue.get(tools_by_step[reference.step])
         if source is not None and reference.path:
-            _check_output(where, reference, source)
-    _check_arguments(where, spec, call.arguments, exact=not call_references)
+            _check_output(location, reference, source)
+    _check_arguments(location, spec, call.arguments, exact=not call_references)
     return call_references
 
 
-def _check_output(where: str, reference: Reference, source: ToolSpec) -> None:
+def _check_output(location: str, reference: Reference, source: ToolSpec) -> None:
     fields = source.output.model_fields
     if fields and reference.path[0] not in {*fields, "note", "truncated"}:
         raise InvalidRequest(
-            f"{where}: ${{{reference}}} names no output of "
+            f"{location}: ${{{reference}}} names no output of "
             f"{source.name}{_suggestion(reference.path[0], fields)}; it has {', '.join(fields)}"
         )
 
 
 def _check_arguments(
-    where: str, spec: ToolSpec, arguments: Mapping[str, Any], *, exact: bool
+    location: str, spec: ToolSpec, arguments: Mapping[str, Any], *, exact: bool
 ) -> None:
     """Raise `InvalidRequest` for wrong arguments. Unless `exact`, only the names are checked: the
     gateway checks the values once references are resolved.
@@ -393,7 +401,7 @@ def _check_arguments(
     for name in arguments:
         if name not in fields:
             raise InvalidRequest(
-                f"{where}: {spec.name} has no argument {name[:60]!r}"
+                f"{location}: {spec.name} has no argument {name[:60]!r}"
                 f"{_suggestion(name, fields)}; right is {spec.signature}"
             )
     missing = [
@@ -401,33 +409,33 @@ def _check_arguments(
     ]
     if missing:
         raise InvalidRequest(
-            f"{where}: argument {missing[0]!r} is missing; right is {spec.signature}"
+            f"{location}: argument {missing[0]!r} is missing; right is {spec.signature}"
         )
     if not exact:
         return
     try:
         spec.arguments.model_validate(json.loads(canonical(arguments)))
     except ValidationError as error:
-        raise InvalidRequest(f"{where}: {wrong(error)}; right is {spec.signature}") from error
+        raise InvalidRequest(f"{location}: {wrong(error)}; right is {spec.signature}") from error
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{where}: its arguments are not JSON") from error
+        raise InvalidRequest(f"{location}: its arguments are not JSON") from error
 
 
 def _check_compensation(
-    step: Step, steps: Mapping[str, Step], known: Mapping[str, str], allowed: Allowed
+    step: Step, steps: Mapping[str, Step], tools_by_step: Mapping[str, str], limits: PlanLimits
 ) -> None:
     """Raise `InvalidRequest` unless the compensation refers to its own step or to steps that are
     done before it.
     """
     if step.compensate is None:
         return
-    where = f"step {step.id}, compensate"
+    location = f"step {step.id}, compensate"
     call = _Call(tool=step.compensate.tool, arguments=dict(step.compensate.arguments))
     done_before = _ancestors(step.id, steps)
-    for reference in _check_call(where, call, known, allowed):
+    for reference in _check_call(location, call, tools_by_step, limits):
         if reference.step not in done_before:
             raise InvalidRequest(
-                f"{where}: ${{{reference}}} is not sure to be done by then; right are "
+                f"{location}: ${{{reference}}} is not sure to be done by then; right are "
                 f"{', '.join(sorted(done_before))}"
             )
 
@@ -441,7 +449,7 @@ def _ancestors(name: str, steps: Mapping[str, Step]) -> set[str]:
     return ancestors
 
 
-def _sort(steps: Mapping[str, Step]) -> tuple[Step, ...]:
+def _sort_topologically(steps: Mapping[str, Step]) -> tuple[Step, ...]:
     order = DependencyOrder({step.id: step.needs for step in steps.values()}, label="step")
     return tuple(steps[name] for name in order)
 
@@ -451,15 +459,15 @@ def _step_label(step: Mapping[str, Any], number: int) -> str:
     return name[:63] if isinstance(name, str) and name else f"number {number}"
 
 
-def _suggestion(name: str, known: Mapping[str, Any]) -> str:
-    matches = get_close_matches(name[:60], known, n=1)
+def _suggestion(name: str, candidates: Mapping[str, Any]) -> str:
+    matches = get_close_matches(name[:60], candidates, n=1)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
-def _validate(model: type[Any], data: object, where: str) -> Any:
+def _validate(model: type[Any], data: object, location: str) -> Any:
     try:
         return model.model_validate(data)
     except ValidationError as error:
         raise InvalidRequest(
-            f"{where}: {wrong(error)}; it may hold {', '.join(model.model_fields)}"
+            f"{location}: {wrong(error)}; it may hold {', '.join(model.model_fields)}"
         ) from error

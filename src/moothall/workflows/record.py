@@ -33,7 +33,7 @@ class StepState(StrEnum):
     SKIPPED = "skipped"
 
     @property
-    def ends(self) -> bool:
+    def is_final(self) -> bool:
         """True if no other state follows."""
         return self in {StepState.SUCCEEDED, StepState.FAILED, StepState.UNKNOWN, StepState.SKIPPED}
 
@@ -64,7 +64,7 @@ class Act:
     @property
     def ended(self) -> bool:
         """True if no other state follows."""
-        return self.state is not None and self.state.ends
+        return self.state is not None and self.state.is_final
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class Record:
     plan_digest: str = ""
     commit: str = ""
     end: End | None = None
-    done: list[str] = field(default_factory=list)
+    completed_steps: list[str] = field(default_factory=list)
     acts: dict[tuple[str, bool], Act] = field(default_factory=dict)
 
     def act(self, step: str, *, compensation: bool = False) -> Act:
@@ -112,10 +112,10 @@ class Record:
         state = StepState(data["state"])
         act.state, act.attempt = state, int(data["attempt"])
         act.failures += state is StepState.RETRYING
-        if state.ends:
+        if state.is_final:
             act.result = data.get("result") or {}
         if state is StepState.SUCCEEDED and not compensation:
-            self.done.append(name)
+            self.completed_steps.append(name)
         self.commit = data.get("commit_sha") or self.commit
 
 
@@ -193,7 +193,7 @@ class WorkflowLog:
             "commit_sha": commit,
         }
         ended_steps = record.ended + (
-            not compensation and state.ends and not record.act(name).ended
+            not compensation and state.is_final and not record.act(name).ended
         )
         ordinal = f"{name}/{'undo/' if compensation else ''}{attempt}/{state}"
         await self._publish(

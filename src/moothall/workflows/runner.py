@@ -23,7 +23,7 @@ from moothall.telemetry import get_logger
 from moothall.tool_sessions.manager import ToolSessions
 from moothall.tool_sessions.session_state import ReopenState, WorkspaceLease
 from moothall.workflows.engine import Engine, StepExecutor
-from moothall.workflows.plan import Allowed, Workflow, read_plan
+from moothall.workflows.plan import PlanLimits, Workflow, read_plan
 from moothall.workflows.record import End, Record, WorkflowLog
 
 log = get_logger(__name__)
@@ -176,14 +176,14 @@ class Workflows:
         """Start a workflow, or join it if it was started, and yield its events to its end. It goes
         on if nobody listens.
 
-        Raises what `ToolSessions.ready` raises, `InvalidRequest` for a document that cannot run,
-        `Refused` if another workflow has the workspace, and `AlreadyExists` if the id was used for
-        another workflow.
+        Raises what `ToolSessions.ensure_open` raises, `InvalidRequest` for a document that cannot
+        run, `Refused` if another workflow has the workspace, and `AlreadyExists` if the id was used
+        for another workflow.
         """
         workspace = self._sessions.name_of(workspace, token)
         if workspace in self._resuming:
             await self._resuming[workspace].wait()
-        capability = await self._sessions.ready(principal, workspace, token)
+        capability = await self._sessions.ensure_open(principal, workspace, token)
         plan = read_plan(
             document, self._limits(self._tool_refusal(principal.tenant, capability.grant))
         )
@@ -194,18 +194,18 @@ class Workflows:
                 yield recorded
 
     def _tool_refusal(self, tenant: str, grant: Grant) -> Callable[[str], str]:
-        known = {spec.name for spec in self._gateway.list_tools(tenant, _ALL_TOOLS)}
+        known_names = {spec.name for spec in self._gateway.list_tools(tenant, _ALL_TOOLS)}
         granted = {spec.name for spec in self._gateway.list_tools(tenant, grant)}
 
         def refusal(tool: str) -> str:
-            if tool not in known:
+            if tool not in known_names:
                 return f"there is no tool {tool[:60]!r}"
             return "" if tool in granted else f"{tool} is not granted by this capability token"
 
         return refusal
 
-    def _limits(self, refusal: Callable[[str], str]) -> Allowed:
-        return Allowed(
+    def _limits(self, refusal: Callable[[str], str]) -> PlanLimits:
+        return PlanLimits(
             self._gateway.catalogue,
             refusal,
             _MAX_STEPS,
@@ -370,12 +370,12 @@ class Workflows:
         await self._index.put(entry.key, replace(entry, token="", running=False).document())
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = self._group.create_task(contain(work, name), name=f"workflow {name}")
+        task = self._group.create_task(log_exceptions(work, name), name=f"workflow {name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
-async def contain(work: Coroutine[Any, Any, None], name: str) -> None:
+async def log_exceptions(work: Coroutine[Any, Any, None], name: str) -> None:
     """Run one workflow and log any exception instead of raising it."""
     try:
         await work

@@ -34,12 +34,12 @@ _HEADERS = 1 << 20  # the most bytes before a member's content
 _ENTRY = 4096  # bytes that count for an entry besides its content
 
 
-def everything(_path: str, _status: os.stat_result) -> bool:
+def include_all(_path: str, _status: os.stat_result) -> bool:
     """Keep every entry."""
     return True
 
 
-def pack(root: Path, target: IO[bytes], include: Include = everything) -> None:
+def pack(root: Path, target: IO[bytes], include: Include = include_all) -> None:
     """Write the files, folders and symlinks below `root` for which `include` is true, a folder
     before its contents. Pipes and sockets are left out.
     """
@@ -50,10 +50,10 @@ def pack(root: Path, target: IO[bytes], include: Include = everything) -> None:
                 path = os.path.relpath(os.path.join(folder, name), root)  # noqa: PTH118 - names that are not text are preserved
                 status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
                 if include(path, status):
-                    _add(archive, path, name, descriptor, status)
+                    _add_member(archive, path, name, descriptor, status)
 
 
-def _add(
+def _add_member(
     archive: tarfile.TarFile, path: str, name: str, folder: int, status: os.stat_result
 ) -> None:
     member = tarfile.TarInfo(path)
@@ -235,8 +235,8 @@ class Pipe:
 
         def run() -> None:
             try:
-                with os.fdopen(worker_end, mode) as end:
-                    work(end)
+                with os.fdopen(worker_end, mode) as stream:
+                    work(stream)
             except Exception as error:  # noqa: BLE001 - `finish` raises it, so that a part is not taken for the whole
                 self._failed.append(error)
 
@@ -248,7 +248,7 @@ class Pipe:
         data = memoryview(piece)
         try:
             while data:
-                data = data[self._use(os.write, data) :]
+                data = data[self._call_with_descriptor(os.write, data) :]
         except BrokenPipeError:
             return False
         return True
@@ -259,12 +259,12 @@ class Pipe:
         """
         parts: list[bytes] = []
         bytes_left = max_bytes
-        while bytes_left and (part := self._use(os.read, bytes_left)):
+        while bytes_left and (part := self._call_with_descriptor(os.read, bytes_left)):
             parts.append(part)
             bytes_left -= len(part)
         return b"".join(parts)
 
-    def _use(self, call: Callable[[int, _T], _R], argument: _T) -> _R:
+    def _call_with_descriptor(self, call: Callable[[int, _T], _R], argument: _T) -> _R:
         """Call a function with the caller's end. A cancelled caller may leave a thread that still
         reads; it must not use another file that has the same descriptor number by then.
         """

@@ -123,14 +123,16 @@ class BaseEnvironments:
                     f"creating an environment of Python {python.version} with {kind}, once for all "
                     "repositories"
                 )
-                if not await self._run(temporary, python, commands, image=image, network=network):
+                if not await self._run_commands(
+                    temporary, python, commands, image=image, network=network
+                ):
                     return None
                 temporary.rename(final)
             finally:
                 await remove_tree(temporary)
             return final / "env"
 
-    async def _run(
+    async def _run_commands(
         self,
         temporary: Path,
         python: Toolchain,

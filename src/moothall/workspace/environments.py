@@ -70,19 +70,19 @@ def find_failure_line(output: str) -> str:
     )
 
 
-def excerpt(output: str, first: int = _REASON_LINES, tail: int = _TAIL_LINES) -> str:
+def excerpt(output: str, reasons_count: int = _REASON_LINES, last: int = _TAIL_LINES) -> str:
     """Return the first informative lines and the last lines of an output, in order, at most
     `_EXCERPT_CHARS` characters.
     """
     lines = [line.rstrip()[:_LINE_CHARS] for line in output.strip().splitlines() if line.strip()]
-    tail_start = max(0, len(lines) - tail)
+    tail_start = max(0, len(lines) - last)
     reasons = [
         index
         for index, line in enumerate(lines[:tail_start])
         if _REASON.search(line) and not _GENERIC_FAILURE.search(line)
     ]
     parts, last_index = list[str](), -1
-    for index in (*reasons[:first], *range(tail_start, len(lines))):
+    for index in (*reasons[:reasons_count], *range(tail_start, len(lines))):
         if index > last_index + 1:
             parts.append("…")
         parts.append(lines[index])
@@ -162,13 +162,13 @@ class Environments:
                     if not await self._archives.restore(name, temporary, report_progress):
                         await remove_tree(temporary)
                         temporary.mkdir()
-                        await self._fill(base, key, temporary, clone, report_progress)
+                        await self._fill_environment(base, key, temporary, clone, report_progress)
                         await self._archives.store(name, temporary)
                 temporary.rename(final)
             finally:
                 await remove_tree(temporary)
 
-    async def _fill(
+    async def _fill_environment(
         self, base: Base, key: str, temporary: Path, clone: TrustedClone, report_progress: Progress
     ) -> None:
         toolchains = choose(base.profile.needs)
@@ -190,13 +190,13 @@ class Environments:
             env=temporary / "env",
             env_writable=True,
             network_access=await asyncio.to_thread(setup_network_access, temporary, self._settings),
-            toolchains=toolchains.homes,
+            toolchains=toolchains.folders,
             python=foreign_python(toolchains),
             image=base.image,
         )
         folder = None
         try:
-            async with self._pool.start(setup, keep=True) as executor:
+            async with self._pool.start(setup, keep_folder=True) as executor:
                 folder = executor.folder
                 await self._run_steps(base, executor, toolchains, report_progress)
                 await executor.fetch_setup_output()
@@ -217,10 +217,10 @@ class Environments:
         report_progress: Progress,
     ) -> None:
         """Run the steps of the set-up, and remove their downloads."""
-        end = time.monotonic() + self._settings.workspace.check_seconds
+        deadline = time.monotonic() + self._settings.workspace.check_seconds
         steps = base.profile.steps or tuple(SetupStep(argv) for argv in base.profile.setup)
         local = self._settings.workspace.uses_local_sandbox
-        variables = _DOWNLOAD_VARIABLES | (_node_headers(toolchains.homes) if local else {})
+        variables = _DOWNLOAD_VARIABLES | (_node_headers(toolchains.folders) if local else {})
         mkdir_command = ("mkdir", "-p", _DOWNLOAD_VARIABLES["TMPDIR"])
         await executor.request(
             "setup",
@@ -229,7 +229,9 @@ class Environments:
             env=executor.variables(),
             folder="",
         )
-        await _Steps(executor, end, report_progress, variables, self._settings.sandbox).run(steps)
+        await _Steps(executor, deadline, report_progress, variables, self._settings.sandbox).run(
+            steps
+        )
         await executor.request(
             "setup",
             wall_seconds=_CLEAN_SECONDS,
@@ -252,18 +254,18 @@ class Environments:
 
 
 class _Steps:
-    """A runner of the steps of one set-up until `end`, which reports its progress."""
+    """A runner of the steps of one set-up until `deadline`, which reports its progress."""
 
     def __init__(
         self,
         executor: ExecutorClient,
-        end: float,
+        deadline: float,
         report_progress: Progress,
         variables: Mapping[str, str],
         limits: SandboxSettings,
     ) -> None:
         self._executor = executor
-        self._end = end
+        self._deadline = deadline
         self._report_progress = report_progress
         self._variables = variables
         self._limits = limits
@@ -280,7 +282,7 @@ class _Steps:
             self._report_progress(f"setting up{location}: {command_line(step.argv)}"[:300])
             answer = await self._executor.request(
                 "setup",
-                wall_seconds=(self._end - time.monotonic()) / (2 if step.optional else 1),
+                wall_seconds=(self._deadline - time.monotonic()) / (2 if step.optional else 1),
                 argv=step.argv,
                 env={**self._executor.variables(), **self._variables},
                 folder=step.folder,
@@ -291,7 +293,7 @@ class _Steps:
                 continue
             may_continue = answer.get("status") in _MAY_FAIL  # an alternative may succeed
             if step.instead and may_continue:
-                self._report_progress(f"that failed{_because(output)}; trying with less")
+                self._report_progress(f"that failed{_format_cause(output)}; trying with less")
                 earlier_output = excerpt(output, _EARLIER_LINES, _EARLIER_LINES).replace(
                     "\n", "\n  "
                 )
@@ -310,7 +312,7 @@ class _Steps:
                     )
             elif step.optional and (may_continue or answer.get("status") == "timeout"):
                 self._report_progress(
-                    f"left out{location}: {command_line(step.argv)[-150:]}{_because(output)}"
+                    f"left out{location}: {command_line(step.argv)[-150:]}{_format_cause(output)}"
                 )
             else:
                 raise RepositoryError(self._failure_message(step, answer, output, earlier_failure))
@@ -345,11 +347,11 @@ class _Steps:
         return explain(step.argv, outcome, output, hint=hint, earlier_failure=earlier_failure)
 
 
-def _node_headers(homes: Sequence[Path]) -> dict[str, str]:
+def _node_headers(toolchain_folders: Sequence[Path]) -> dict[str, str]:
     """Return the variable with the path of Node's headers on this machine for node-gyp, {} if they
     are missing.
     """
-    for home in (*homes, Path("/usr/local"), Path("/usr")):
+    for home in (*toolchain_folders, Path("/usr/local"), Path("/usr")):
         if (home / "bin" / "node").exists():
             has_headers = (home / "include" / "node" / "node_version.h").exists()
             return {"npm_config_nodedir": str(home)} if has_headers else {}
@@ -365,7 +367,7 @@ def command_line(argv: Sequence[str]) -> str:
     return f"the versions of {argv[-2]}" if argv[2:3] == LOCKED[2:] else " ".join(argv)
 
 
-def _because(output: str) -> str:
+def _format_cause(output: str) -> str:
     cause = find_failure_line(output)
     return f" ({cause[:200]})" if cause else ""
 

@@ -146,11 +146,11 @@ async def remove_tree(path: Path) -> None:
         if not await asyncio.to_thread(path.exists):
             return
         if attempt:
-            await _quietly("chmod", "-R", "u+rwX", "--", str(path))
-        await _quietly("rm", "-rf", "--one-file-system", "--", str(path))
+            await _run_quietly("chmod", "-R", "u+rwX", "--", str(path))
+        await _run_quietly("rm", "-rf", "--one-file-system", "--", str(path))
 
 
-async def _quietly(*command: str) -> None:
+async def _run_quietly(*command: str) -> None:
     process = await start_process(
         *command,
         stdin=asyncio.subprocess.DEVNULL,
@@ -249,7 +249,7 @@ class ExecutorClient(ABC):
         """Kill all processes inside."""
 
     @abstractmethod
-    async def _end(self) -> None:
+    async def _end_sandbox(self) -> None:
         """End it and wait for its end."""
 
     @abstractmethod
@@ -268,16 +268,16 @@ class ExecutorClient(ABC):
     async def _disk_is_full(self) -> bool:
         """Return whether the written files exceed the limit."""
 
-    async def close(self, *, keep: bool = False) -> None:
-        """End everything inside, and remove the folder unless `keep` is true."""
+    async def close(self, *, keep_folder: bool = False) -> None:
+        """End everything inside, and remove the folder unless `keep_folder` is true."""
         self.kill()
         if self._link:
             self._link.close()
         try:
-            await self._end()
+            await self._end_sandbox()
             await self._proxies.aclose()
         finally:
-            if not keep:
+            if not keep_folder:
                 executor_connection.store_log(self._log, self._settings.data_dir, self.log_name)
                 with contextlib.suppress(FileNotFoundError):
                     await remove_tree(self.folder)
@@ -347,7 +347,7 @@ class ExecutorClient(ABC):
         # file.
         memory_kills = self._count_memory_kills() if message["op"] in _FOREIGN_CODE else None
         number, answer = self._link.send(message)
-        waiting = self._follow(number, answer, max_seconds, answer_question)
+        waiting = self._follow_request(number, answer, max_seconds, answer_question)
         try:
             if memory_kills is None:
                 result = await waiting
@@ -400,7 +400,7 @@ class ExecutorClient(ABC):
             },
         }
 
-    async def _follow(
+    async def _follow_request(
         self,
         number: int,
         answer: asyncio.Future[Answer],

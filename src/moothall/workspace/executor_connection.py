@@ -159,9 +159,9 @@ class ExecutorConnection(asyncio.Protocol):
         self.ready: asyncio.Future[dict[str, Any]] = self._expect(READY)
 
     @classmethod
-    async def create(cls, end: socket.socket) -> ExecutorConnection:
+    async def create(cls, endpoint: socket.socket) -> ExecutorConnection:
         """Create a connection over one end of a socket pair."""
-        _, link = await asyncio.get_running_loop().create_unix_connection(cls, sock=end)
+        _, link = await asyncio.get_running_loop().create_unix_connection(cls, sock=endpoint)
         return link
 
     def send(self, message: dict[str, Any]) -> tuple[int, asyncio.Future[dict[str, Any]]]:
@@ -215,7 +215,7 @@ class ExecutorConnection(asyncio.Protocol):
         try:
             messages = self._frames.feed(data)
         except ProtocolError as error:
-            self._break(str(error))
+            self._abort(str(error))
             return
         for message in messages:
             number = message.get("id")
@@ -225,7 +225,7 @@ class ExecutorConnection(asyncio.Protocol):
             else:
                 self._strays += 1
         if self._strays > _STRAYS * (self._last_id + 1):
-            self._break("it sends too many messages that answer no request")
+            self._abort("it sends too many messages that answer no request")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail all pending requests."""
@@ -236,7 +236,7 @@ class ExecutorConnection(asyncio.Protocol):
         self._pending[number] = answer
         return answer
 
-    def _break(self, reason: str) -> None:
+    def _abort(self, reason: str) -> None:
         self._fail(f"the executor broke its protocol: {reason}")
         if self._transport:
             self._transport.abort()

@@ -125,7 +125,7 @@ class _Repository:
         }
 
     async def diff(self, ref: str) -> dict[str, Any]:
-        against = await self._resolve(ref) if ref else self.state.head
+        against = await self._resolve_ref(ref) if ref else self.state.head
         snapshot = await self._snapshot()
         text = await self.clone.diff(against, snapshot.commit_sha)
         return {
@@ -151,8 +151,8 @@ class _Repository:
             )
         snapshot = await self._snapshot()
         pending = [change.path for change in await self._pending_changes(snapshot)]
-        for requested in paths:
-            name = str(requested).removeprefix("./").rstrip("/")
+        for requested_path in paths:
+            name = str(requested_path).removeprefix("./").rstrip("/")
             matches = [
                 path
                 for path in pending
@@ -165,7 +165,7 @@ class _Repository:
                 )
             if not matches:
                 raise InvalidRequest(
-                    f"nothing to add: {str(requested)[:200]!r} has no change; changed are "
+                    f"nothing to add: {str(requested_path)[:200]!r} has no change; changed are "
                     f"{', '.join(pending[:10])}"
                 )
             self.state.added.update(matches)
@@ -209,7 +209,7 @@ class _Repository:
         return {"branch": name, "commit": self.state.head}
 
     async def checkout(self, ref: str) -> dict[str, Any]:
-        sha = await self._resolve(ref)
+        sha = await self._resolve_ref(ref)
         if sha != self.state.head:
             await self._check_out_commit(sha)
         self.state.branch = ref if ref in self.state.branches else f"at-{sha[:12]}"
@@ -316,7 +316,7 @@ class _Repository:
             for c in changes
         ]
 
-    async def _resolve(self, ref: str) -> str:
+    async def _resolve_ref(self, ref: str) -> str:
         """Return the commit that a ref names: HEAD, HEAD~n, a branch of this workspace or a commit
         of its history.
         """

@@ -62,12 +62,13 @@ class InitialChanges:
         changes: dict[str, Change] = {}
         if patch.strip():
             changes |= {
-                change.path: change for change in (await self._apply(base, clone, patch)).changes
+                change.path: change
+                for change in (await self._apply_diff(base, clone, patch)).changes
             }
         if judged:
             changes = await _restore_base_files(base, clone, changes, base_files, controlled)
         if extra.strip():
-            applied = await self._apply(base, clone, extra)
+            applied = await self._apply_diff(base, clone, extra)
             tests = frozenset(
                 path
                 for path in applied.tests
@@ -85,7 +86,7 @@ class InitialChanges:
         await _add_texts(base, clone, changes, files, append)
         return list(changes.values())
 
-    async def _apply(self, base: Base, clone: TrustedClone, diff: str) -> _Applied:
+    async def _apply_diff(self, base: Base, clone: TrustedClone, diff: str) -> _Applied:
         """Apply a diff in the trusted clone, or return the cached result."""
         key = (base.repository, base.sha, digest(diff))
         if key not in self._diffs:

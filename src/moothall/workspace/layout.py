@@ -63,7 +63,7 @@ class Layout:
         env_key, toolchains = environment_key(base), choose(base.profile.needs)
         history = self.history(key) if self.history(key).is_dir() else None
         setup = ExecutorSetup(
-            key, (self.tree(key),), toolchains=toolchains.homes, image=base.image, history=history
+            key, (self.tree(key),), toolchains=toolchains.folders, image=base.image, history=history
         )
         if not env_key:
             return setup
@@ -107,7 +107,7 @@ def environment_key(base: Base) -> str:
         if foreign_python(toolchains) is None
         else f"{toolchains.python.version} {toolchains.python.program}"
     )
-    other_parts = (*map(str, toolchains.homes), *map(repr, profile.steps), *_image(base))
+    other_parts = (*map(str, toolchains.folders), *map(repr, profile.steps), *_image(base))
     return digest(base.repository, profile.lock_digest, repr(profile.setup), python, *other_parts)[
         :_KEY_CHARS
     ]

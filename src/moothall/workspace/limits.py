@@ -65,12 +65,12 @@ def limit(settings: WorkspaceSettings, prepared: Prepared, name: str) -> CheckLi
         / 1000
     )
     case_seconds = max(min_case_seconds, _BASE_FACTOR * longest)
-    allowed = _BASE_FACTOR * max(base_seconds, 0.0)
-    if allowed > max_seconds:
+    factor_seconds = _BASE_FACTOR * max(base_seconds, 0.0)
+    if factor_seconds > max_seconds:
         return CheckLimit(max_seconds, min(max_seconds, case_seconds), "workspace.check_seconds")
-    if allowed > settings.check_floor_seconds:
+    if factor_seconds > settings.check_floor_seconds:
         return CheckLimit(
-            allowed,
+            factor_seconds,
             case_seconds,
             f"{_BASE_FACTOR:g} times the {base_seconds:.1f} s of the untouched base",
         )

@@ -83,13 +83,13 @@ class Node:
             if calling.done():
                 return calling.result()
         except WorkspaceFailed as error:
-            self.lose(error.message)
+            self.mark_lost(error.message)
             raise
         finally:
             calling.cancel()
         raise WorkspaceFailed(self.lost.result())
 
-    def lose(self, reason: str) -> None:
+    def mark_lost(self, reason: str) -> None:
         """Fail the calls that are running."""
         if not self.lost.done():
             self.lost.set_result(f"the node {self.name} is lost: {reason}")
@@ -103,12 +103,12 @@ class Node:
                 async with asyncio.timeout(max(0.0, beats.remaining(self.name))):
                     state = await self._call("beat", self.host)
             except TimeoutError:
-                self.lose(f"it gave no answer for {pace.node_silent:g} s")
+                self.mark_lost(f"it gave no answer for {pace.node_silent:g} s")
             except WorkspaceFailed as error:
-                self.lose(error.message)
+                self.mark_lost(error.message)
             else:
                 if state.generation != self.state.generation:
-                    self.lose("its sandboxes were started again")
+                    self.mark_lost("its sandboxes were started again")
                     return
                 self.state = state
                 beats.record(self.name)
@@ -144,7 +144,7 @@ class Nodes:
         return len(self._nodes)
 
     async def __aenter__(self) -> Self:
-        self.run_in_background(self._follow(), "nodes")
+        self.run_in_background(self._follow_nodes(), "nodes")
         return self
 
     async def __aexit__(self, *details: object) -> None:
@@ -165,7 +165,7 @@ class Nodes:
         if not task.cancelled() and (error := task.exception()):
             log.warning("a call to a node failed", call=task.get_name(), reason=str(error)[:500])
 
-    async def _follow(self) -> None:
+    async def _follow_nodes(self) -> None:
         while True:
             try:
                 for name, node in (await self._carrier.list_nodes()).items():
@@ -202,17 +202,17 @@ class Nodes:
             self._nodes.pop(name, None)
             self._joining.discard(name)
 
-    async def open(self, order: Order, beside: Node | None = None) -> Node:
+    async def open(self, order: Order, neighbour: Node | None = None) -> Node:
         """Open a sandbox on the best node, or on that of another one. If it cannot be opened there,
         nothing has run yet, and another node is tried.
 
         Raises `SandboxUnavailable`, `WorkspaceFailed`.
         """
-        deliberation = "" if beside else order.owner.get("task_id", "")
-        tried: set[str] = set()
+        deliberation = "" if neighbour else order.owner.get("task_id", "")
+        tried_names: set[str] = set()
         while True:
-            node = beside or await self._choose(
-                deliberation, frozenset(order.folders.values()), tried
+            node = neighbour or await self._choose(
+                deliberation, frozenset(order.folders.values()), tried_names
             )
             node.opened[deliberation] += 1
             try:
@@ -220,23 +220,25 @@ class Nodes:
             except BaseException as error:
                 node.opened[deliberation] -= 1
                 self.close(node, order.sandbox)
-                tried.add(node.name)
-                if beside or not isinstance(error, SandboxUnavailable | WorkspaceFailed):
+                tried_names.add(node.name)
+                if neighbour or not isinstance(error, SandboxUnavailable | WorkspaceFailed):
                     raise
-                if not self._nodes.keys() - tried:
+                if not self._nodes.keys() - tried_names:
                     raise
                 log.warning("a workspace is opened on another node", reason=error.message)
             else:
                 return node
 
-    async def _choose(self, deliberation: str, folders: frozenset[str], tried: set[str]) -> Node:
+    async def _choose(
+        self, deliberation: str, folders: frozenset[str], tried_names: set[str]
+    ) -> Node:
         try:
             async with asyncio.timeout(_NO_NODE_SECONDS):
-                while not (names := self._nodes.keys() - tried):
+                while not (names := self._nodes.keys() - tried_names):
                     self._joined.clear()
                     await self._joined.wait()
         except TimeoutError as error:
-            reasons = "; ".join(f"{name}: {why}" for name, why in self._refusals.items())
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in self._refusals.items())
             raise SandboxUnavailable(
                 "no node of the Ray cluster can run workspaces: "
                 f"{reasons or 'there is none'}; see `moothall doctor`"
@@ -245,14 +247,14 @@ class Nodes:
         return self._nodes[choose(candidates).name]
 
     async def _open_on(self, node: Node, order: Order) -> None:
-        known = node.state.folders | node.folders
-        wanted = frozenset(order.folders.values()) - known
+        present = node.state.folders | node.folders
+        names = frozenset(order.folders.values()) - present
         paths = {name: path for path, name in order.folders.items()}
         while True:
             async with AsyncExitStack() as stack:
                 parts = {
                     name: await stack.enter_async_context(self._carrier.archive(name, paths[name]))
-                    for name in sorted(wanted)
+                    for name in sorted(names)
                 }
                 step: Step = await node.call("open", order, parts)
             missing = step.result()
@@ -260,14 +262,14 @@ class Nodes:
                 node.folders |= frozenset(order.folders.values())
                 return
             node.folders -= missing
-            wanted |= missing
+            names |= missing
 
     def close(self, node: Node, sandbox: str) -> asyncio.Task[Any]:
         """End a sandbox, and return the task of which the result is its log."""
-        return self.run_in_background(_close(node, sandbox), f"close {sandbox}")
+        return self.run_in_background(_close_sandbox(node, sandbox), f"close {sandbox}")
 
 
-async def _close(node: Node, sandbox: str) -> str:
+async def _close_sandbox(node: Node, sandbox: str) -> str:
     with contextlib.suppress(WorkspaceFailed):  # then it has ended already
         return str(await node.call("close", sandbox))
     return ""
@@ -294,10 +296,10 @@ class NodeExecutor(ExecutorClient):
         folder: Path,
         settings: WorkspaceSections,
         nodes: Nodes,
-        beside: NodeExecutor | None = None,
+        neighbour: NodeExecutor | None = None,
     ) -> None:
         super().__init__(setup, folder, settings)
-        self._nodes, self._beside = nodes, beside
+        self._nodes, self._neighbour = nodes, neighbour
         self._sandbox = f"{folder.name}-{secrets.token_hex(4)}"
         self._numbers = itertools.count()
         self._node: Node | None = None
@@ -313,7 +315,7 @@ class NodeExecutor(ExecutorClient):
     async def start(self) -> None:
         """Open the sandbox on a node. Raises `SandboxUnavailable`, `WorkspaceFailed`."""
         await asyncio.to_thread(self.folder.mkdir, mode=0o755)
-        beside = self._beside
+        neighbour = self._neighbour
         paths = [*self.setup.tree, self.setup.env, self.setup.history]
         data_dir = self._settings.data_dir
         order = Order(
@@ -324,12 +326,12 @@ class NodeExecutor(ExecutorClient):
             {
                 path: str(path.relative_to(data_dir))
                 for path in paths
-                if path and not (beside and path == beside.upper)
+                if path and not (neighbour and path == neighbour.upper)
             },
-            *((beside._sandbox, beside.upper) if beside else ()),  # noqa: SLF001 - one of the same kind
+            *((neighbour._sandbox, neighbour.upper) if neighbour else ()),  # noqa: SLF001 - one of the same kind
         )
         try:
-            self._node = await self._nodes.open(order, beside._node if beside else None)  # noqa: SLF001 - as above
+            self._node = await self._nodes.open(order, neighbour._node if neighbour else None)  # noqa: SLF001 - as above
         except BaseException:
             await self.close()
             raise
@@ -372,18 +374,18 @@ class NodeExecutor(ExecutorClient):
         ended = False
         try:
             with contextlib.ExitStack() as waiting:
-                request = replace(request, asks=answer_question is not None)
+                request = replace(request, answers_questions=answer_question is not None)
                 step: Step = await node.call("request", request)
                 while step.kind not in {Kind.ANSWER, Kind.FAILED}:
                     reply = None
-                    if step.kind is Kind.WAITS:
+                    if step.kind is Kind.WAITING:
                         waiting.enter_context(off_the_clock())
                         waiting.enter_context(queue_place().wait())
-                    elif step.kind is Kind.RUNS:
+                    elif step.kind is Kind.RUNNING:
                         waiting.close()
                     elif answer_question is not None:
                         reply = await answer_question(step.value)
-                    step = await node.call("go_on", self._sandbox, request.number, reply)
+                    step = await node.call("continue_request", self._sandbox, request.number, reply)
             ended = True
             return step.result()
         except WorkspaceFailed:
@@ -409,11 +411,11 @@ class NodeExecutor(ExecutorClient):
     def kill(self) -> None:
         """End the sandbox; `close` waits for that."""
         if self._node is not None and self._closing is None:
-            deliberation = "" if self._beside else self.owner.get("task_id", "")
+            deliberation = "" if self._neighbour else self.owner.get("task_id", "")
             self._node.opened[deliberation] -= 1
             self._closing = self._nodes.close(self._node, self._sandbox)
 
-    async def _end(self) -> None:
+    async def _end_sandbox(self) -> None:
         if self._closing is not None:
             await asyncio.wait({self._closing})
             if not self._closing.cancelled() and (text := self._closing.result()):
@@ -439,11 +441,11 @@ def executors_on(nodes: Nodes, settings: WorkspaceSections) -> CreateExecutor:
     """
 
     def create_executor(
-        setup: ExecutorSetup, folder: Path, beside: ExecutorClient | None
+        setup: ExecutorSetup, folder: Path, neighbour: ExecutorClient | None
     ) -> ExecutorClient | None:
         if setup.env_writable or setup.network_access:
             return None
-        neighbour = beside if isinstance(beside, NodeExecutor) else None
-        return NodeExecutor(setup, folder, settings, nodes, neighbour)
+        node_neighbour = neighbour if isinstance(neighbour, NodeExecutor) else None
+        return NodeExecutor(setup, folder, settings, nodes, node_neighbour)
 
     return create_executor

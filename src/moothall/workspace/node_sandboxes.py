@@ -91,9 +91,9 @@ def choose(candidates: Sequence[Candidate]) -> Candidate:
     While a free node has no workspace of the same deliberation, such a node is chosen, preferably
     one that has the folders. Otherwise it is the node with the least load.
     """
-    apart = [node for node in candidates if node.is_free and not node.seats]
-    if apart:
-        return min(apart, key=lambda node: (not node.has_folders, node.load, node.name))
+    free_nodes = [node for node in candidates if node.is_free and not node.seats]
+    if free_nodes:
+        return min(free_nodes, key=lambda node: (not node.has_folders, node.load, node.name))
     return min(
         candidates, key=lambda node: (node.load, node.seats, not node.has_folders, node.name)
     )
@@ -104,21 +104,21 @@ class Heartbeats:
 
     def __init__(self, max_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_seconds, self._clock = max_seconds, clock
-        self._heard: dict[str, float] = {}
+        self._last_times: dict[str, float] = {}
 
     def record(self, name: str) -> None:
         """Record a sign of life."""
-        self._heard[name] = self._clock()
+        self._last_times[name] = self._clock()
 
     def remaining(self, name: str) -> float:
         """Return how many seconds a partner may still be silent."""
-        return self._heard[name] + self._max_seconds - self._clock()
+        return self._last_times[name] + self._max_seconds - self._clock()
 
     def forget_silent(self) -> list[str]:
         """Return the partners that were silent for too long, and forget them."""
-        silent = [name for name in self._heard if self.remaining(name) < 0]
+        silent = [name for name in self._last_times if self.remaining(name) < 0]
         for name in silent:
-            del self._heard[name]
+            del self._last_times[name]
         return silent
 
 
@@ -171,13 +171,13 @@ class FolderCache:
         self._users.subtract(names)
         unused = [name for name in self._names if self._users[name] <= 0]
         for name in unused[: max(0, len(unused) - self._max_unused)]:
-            gone = self._top / f".gone-{secrets.token_hex(8)}"
+            removed_path = self._top / f".gone-{secrets.token_hex(8)}"
             async with self._locks[name]:
                 if self._users[name] > 0 or name not in self._names:
                     continue
                 del self._names[name]
-                await asyncio.to_thread((self._top / name).rename, gone)
-            await remove_tree(gone)
+                await asyncio.to_thread((self._top / name).rename, removed_path)
+            await remove_tree(removed_path)
 
     async def _unpack(self, name: str, parts: Sequence[Any]) -> None:
         if not parts:
@@ -252,7 +252,7 @@ class Order:
 
     setup: its paths are those on the host.
     folders: the names of those folders that the node unpacks, by their paths.
-    upper: the host's path of the changes of the sandbox `beside`, on whose files it works.
+    upper: the host's path of the changes of the sandbox `neighbour`, on whose files it works.
     """
 
     host: str
@@ -260,7 +260,7 @@ class Order:
     setup: ExecutorSetup
     owner: Mapping[str, str]
     folders: Mapping[Path, str]
-    beside: str = ""
+    neighbour: str = ""
     upper: Path | None = None
 
 
@@ -271,7 +271,7 @@ class Request:
     queued_at: since when it counts as waiting for a core (Unix time); 0: since the sandbox is open.
     seconds_left: until its deadline; None: it has none. Clocks of machines differ.
     options: the arguments of `ExecutorClient.request`.
-    asks: whether the host answers questions.
+    answers_questions: whether the host answers questions.
     """
 
     sandbox: str
@@ -282,7 +282,7 @@ class Request:
     options: Mapping[str, Any] = field(default_factory=dict)
     base_files: Sequence[str] = ()
     caps: ChangeCaps | None = None
-    asks: bool = True
+    answers_questions: bool = True
 
 
 class Kind(StrEnum):
@@ -290,8 +290,8 @@ class Kind(StrEnum):
 
     ANSWER = "answer"
     QUESTION = "question"
-    WAITS = "waits"  # for a core; until it runs, its time limits pause
-    RUNS = "runs"
+    WAITING = "waits"  # for a core; until it runs, its time limits pause
+    RUNNING = "runs"
     FAILED = "failed"
 
 
@@ -314,11 +314,11 @@ class _Conversation:
 
     def __init__(self, work: Callable[[_Conversation], Coroutine[Any, Any, Any]]) -> None:
         self._steps: asyncio.Queue[Step] = asyncio.Queue()
-        self._wait: asyncio.TimerHandle | None = None
+        self._wait_report: asyncio.TimerHandle | None = None
         self._reply: asyncio.Future[Any] | None = None
-        self._task = asyncio.create_task(self._run(work))
+        self._task = asyncio.create_task(self._run_work(work))
 
-    async def _run(self, work: Callable[[_Conversation], Coroutine[Any, Any, Any]]) -> None:
+    async def _run_work(self, work: Callable[[_Conversation], Coroutine[Any, Any, Any]]) -> None:
         try:
             with linked_clock(self):
                 step = Step(Kind.ANSWER, await work(self))
@@ -331,18 +331,18 @@ class _Conversation:
 
     def pause(self) -> None:
         """Tell the host soon that the request waits for a core."""
-        self._wait = asyncio.get_running_loop().call_later(_WAIT_SECONDS, self._report_wait)
+        self._wait_report = asyncio.get_running_loop().call_later(_WAIT_SECONDS, self._report_wait)
 
     def _report_wait(self) -> None:
-        self._wait = None
-        self._steps.put_nowait(Step(Kind.WAITS))
+        self._wait_report = None
+        self._steps.put_nowait(Step(Kind.WAITING))
 
     def resume(self) -> None:
         """Notify the host that the request is running, if it knows that the request waited."""
-        if self._wait is None:
-            self._steps.put_nowait(Step(Kind.RUNS))
+        if self._wait_report is None:
+            self._steps.put_nowait(Step(Kind.RUNNING))
         else:
-            self._wait.cancel()
+            self._wait_report.cancel()
 
     async def ask(self, question: Any) -> Any:
         """Ask the host and return its reply."""
@@ -436,33 +436,35 @@ class NodeSandboxes:
         The answer is the set of folders whose archives are missing, empty if it is open.
         """
         try:
-            self._check(generation)
-            return Step(Kind.ANSWER, await self._open(order, parts))
+            self._check_generation(generation)
+            return Step(Kind.ANSWER, await self._open_sandbox(order, parts))
         except _RAISED as error:
             return Step(Kind.FAILED, type(error)(error.message))
 
-    async def _open(self, order: Order, parts: Mapping[str, Sequence[Any]]) -> frozenset[str]:
+    async def _open_sandbox(
+        self, order: Order, parts: Mapping[str, Sequence[Any]]
+    ) -> frozenset[str]:
         missing = self._folders.missing(order.folders.values()) - parts.keys()
         if missing:
             return missing
-        held: list[str] = []
+        folder_names: list[str] = []
         self._opening.add(order.sandbox)
         try:
             places = {}
             for path, name in order.folders.items():
                 places[path] = await self._folders.hold(name, parts.get(name, ()))
-                held.append(name)
-            if order.beside and order.upper:
-                places[order.upper] = self._sandbox(order.beside).executor.upper
+                folder_names.append(name)
+            if order.neighbour and order.upper:
+                places[order.upper] = self._sandbox(order.neighbour).executor.upper
             setup = _on_this_node(order.setup, places)
             executor = await self._pool.acquire(setup, owner=order.owner)
         except BaseException:
             self._opening.discard(order.sandbox)
-            await asyncio.shield(self._folders.release(held))
+            await asyncio.shield(self._folders.release(folder_names))
             raise
-        sandbox = _Sandbox(order.host, executor, tuple(held))
+        sandbox = _Sandbox(order.host, executor, tuple(folder_names))
         if order.sandbox not in self._opening:
-            await self._end(sandbox)
+            await self._end_sandbox(sandbox)
             raise WorkspaceFailed("the workspace was closed while it was opened")
         self._opening.discard(order.sandbox)
         self._sandboxes[order.sandbox] = sandbox
@@ -471,7 +473,7 @@ class NodeSandboxes:
     async def request(self, generation: str, request: Request) -> Step:
         """Start a request and return its first step."""
         try:
-            self._check(generation)
+            self._check_generation(generation)
             sandbox = self._sandbox(request.sandbox)
         except WorkspaceFailed as error:
             return Step(Kind.FAILED, error)
@@ -479,10 +481,10 @@ class NodeSandboxes:
         sandbox.conversations[request.number] = conversation
         return await self._step(sandbox, request.number, None)
 
-    async def go_on(self, generation: str, name: str, number: int, reply: Any) -> Step:
+    async def continue_request(self, generation: str, name: str, number: int, reply: Any) -> Step:
         """Return the next step of a request. `reply` answers its question, if it was one."""
         try:
-            self._check(generation)
+            self._check_generation(generation)
             return await self._step(self._sandbox(name), number, reply)
         except WorkspaceFailed as error:
             return Step(Kind.FAILED, error)
@@ -508,10 +510,10 @@ class NodeSandboxes:
         if sandbox is None:
             return ""
         text = await asyncio.to_thread(_read_log, sandbox.executor.folder / "sandbox.log")
-        await self._end(sandbox)
+        await self._end_sandbox(sandbox)
         return text
 
-    async def _end(self, sandbox: _Sandbox) -> None:
+    async def _end_sandbox(self, sandbox: _Sandbox) -> None:
         for conversation in sandbox.conversations.values():
             conversation.cancel()
         self._pool.release(sandbox.executor)
@@ -519,12 +521,12 @@ class NodeSandboxes:
 
     async def _end_sandboxes_of_silent_hosts(self) -> None:
         for host in self._hosts.forget_silent():
-            names = [name for name, held in self._sandboxes.items() if held.host == host]
+            names = [name for name, sandbox in self._sandboxes.items() if sandbox.host == host]
             log.warning("a host is silent; its sandboxes are ended", host=host, count=len(names))
             for name in names:
-                await self._end(self._sandboxes.pop(name))
+                await self._end_sandbox(self._sandboxes.pop(name))
 
-    def _check(self, generation: str) -> None:
+    def _check_generation(self, generation: str) -> None:
         if generation != self.generation:
             raise WorkspaceFailed("the node's sandboxes were started again, and this one is gone")
         if self._refusal:
@@ -543,7 +545,7 @@ async def _answer(executor: ExecutorClient, request: Request, talk: _Conversatio
     with queued_since(request.queued_at):
         return await executor.request(
             request.op,
-            answer_question=talk.ask if request.asks else None,
+            answer_question=talk.ask if request.answers_questions else None,
             deadline=None if seconds is None else datetime.now(UTC) + timedelta(seconds=seconds),
             **request.options,
         )

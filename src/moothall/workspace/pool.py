@@ -103,12 +103,12 @@ class LocalExecutor(ExecutorClient):
         Raises `SandboxUnavailable` with the reason, after removing everything.
         """
         try:
-            await self._start()
+            await self._start_sandbox()
         except BaseException:
             await self.close()
             raise
 
-    async def _start(self) -> None:
+    async def _start_sandbox(self) -> None:
         uid = sandbox_uid()
         for folder in (self.folder, self.upper, self.folder / "work"):
             folder.mkdir(mode=0o755)
@@ -214,7 +214,7 @@ class LocalExecutor(ExecutorClient):
         if self._sandbox:
             self._sandbox.kill()
 
-    async def _end(self) -> None:
+    async def _end_sandbox(self) -> None:
         if self._sandbox:
             await self._sandbox.close()
 
@@ -335,9 +335,9 @@ class ExecutorPool:
             if group:
                 await group.__aexit__(None, None, None)
         finally:
-            await self._clear()
+            await self._remove_executors()
 
-    async def _clear(self) -> None:
+    async def _remove_executors(self) -> None:
         for executor in (
             *self._open,
             *(executor for executors in self._spares.values() for executor in executors),
@@ -382,22 +382,26 @@ class ExecutorPool:
 
     @asynccontextmanager
     async def start(
-        self, setup: ExecutorSetup, *, keep: bool = False, beside: ExecutorClient | None = None
+        self,
+        setup: ExecutorSetup,
+        *,
+        keep_folder: bool = False,
+        neighbour: ExecutorClient | None = None,
     ) -> AsyncIterator[ExecutorClient]:
-        """Yield an executor. With `keep`, its folder is left to the caller. `beside` is an executor
-        on whose files it works.
+        """Yield an executor. With `keep_folder`, its folder is left to the caller. `neighbour` is
+        an executor on whose files it works.
         """
-        executor = await self.acquire(setup, beside)
+        executor = await self.acquire(setup, neighbour)
         try:
             yield executor
         finally:
-            await executor.close(keep=keep)
+            await executor.close(keep_folder=keep_folder)
             self._open.discard(executor)
 
     async def acquire(
         self,
         setup: ExecutorSetup,
-        beside: ExecutorClient | None = None,
+        neighbour: ExecutorClient | None = None,
         owner: Mapping[str, str] | None = None,
     ) -> ExecutorClient:
         """Return an executor that the caller must `release`. `owner` is by default that of the
@@ -409,7 +413,7 @@ class ExecutorPool:
         if executor := self._pop_spare(setup) or await self._await_starting(setup):
             executor.assign_owner(owner)
         else:
-            executor = await self._start_executor(setup, beside, owner)
+            executor = await self._start_executor(setup, neighbour, owner)
         self._open.add(executor)
         return executor
 
@@ -451,10 +455,12 @@ class ExecutorPool:
         return executor if executor and self._fits(executor, setup) else None
 
     def _create(
-        self, setup: ExecutorSetup, folder: Path, beside: ExecutorClient | None
+        self, setup: ExecutorSetup, folder: Path, neighbour: ExecutorClient | None
     ) -> ExecutorClient:
-        if self._create_elsewhere and (other := self._create_elsewhere(setup, folder, beside)):
-            return other
+        if self._create_elsewhere and (
+            executor := self._create_elsewhere(setup, folder, neighbour)
+        ):
+            return executor
         executor = LocalExecutor(
             setup, folder, self._settings, self.folder / "code", self._common_binds
         )
@@ -464,13 +470,13 @@ class ExecutorPool:
     async def _start_executor(
         self,
         setup: ExecutorSetup,
-        beside: ExecutorClient | None = None,
+        neighbour: ExecutorClient | None = None,
         owner: Mapping[str, str] = NOTHING,
     ) -> ExecutorClient:
         if self._group is None:
             raise WorkspaceFailed("no workspace can be opened: the pool is closing")
         self._number += 1
-        executor = self._create(setup, self.folder / f"{self._instance}-{self._number}", beside)
+        executor = self._create(setup, self.folder / f"{self._instance}-{self._number}", neighbour)
         executor.assign_owner(owner)
         try:
             await executor.start()
@@ -495,9 +501,9 @@ class ExecutorPool:
                 self._discard(executor)
         if self._group and len(executors) < target and setup.key not in self._filling:
             self._filling.add(setup.key)
-            self._group.create_task(self._fill(setup, target), name=f"warm {setup.key}")
+            self._group.create_task(self._fill_spares(setup, target), name=f"warm {setup.key}")
 
-    async def _fill(self, setup: ExecutorSetup, target: int) -> None:
+    async def _fill_spares(self, setup: ExecutorSetup, target: int) -> None:
         try:
             while self._group and len(self._spares.get(setup.key, ())) < target:
                 executor = await self._start_executor(setup)

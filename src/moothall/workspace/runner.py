@@ -48,18 +48,18 @@ from moothall.workspace.pool import ExecutorPool
 BLOCK_OUTPUT_BYTES = 50_000
 """The maximum size of a block's output, and of its value."""
 _ERROR_CHARS = 4000
-_ENDS = frozenset({"success", "error", "memory"})
+_REPORTABLE_STATUSES = frozenset({"success", "error", "memory"})
 """The statuses that a block may report itself; only its supervisor can know the others."""
 
 
 class RequestAnswerer:
-    """Answers questions of an executor with `ask`, and keeps the error that it raised.
+    """Answers questions of an executor with `call_tool`, and keeps the error that it raised.
 
     A block that asks more than `limit` questions is `endless`: its time does not run while it asks.
     """
 
-    def __init__(self, ask: Ask, limit: int) -> None:
-        self._ask = ask
+    def __init__(self, call_tool: Ask, limit: int) -> None:
+        self._call_tool = call_tool
         self._remaining = limit
         self.failed: MoothallError | None = None
 
@@ -75,7 +75,7 @@ class RequestAnswerer:
             raise WorkspaceFailed("it kept asking after the limit of questions")
         arguments = message.get("args")
         try:
-            result = await self._ask(
+            result = await self._call_tool(
                 str(message.get("name")), arguments if isinstance(arguments, Mapping) else {}
             )
         except MoothallError as error:
@@ -91,7 +91,7 @@ def code_run(answer: Answer, max_bytes: int) -> BlockRun:
         duration, usage = parse_integer(answer.get("duration_ms") or 0), parse_usage(answer)
     except PARSE_ERRORS as error:
         raise WorkspaceFailed(f"the runner broke its protocol: {error}") from error
-    value, error_text = answer.get("value"), cut(str(answer.get("error") or ""))
+    value, error_text = answer.get("value"), error_excerpt(str(answer.get("error") or ""))
     if status is not ToolStatus.SUCCESS:
         value = None
     elif _size(value) > max_bytes:
@@ -101,12 +101,14 @@ def code_run(answer: Answer, max_bytes: int) -> BlockRun:
             f"its last expression has more than {max_bytes} bytes; keep it small",
         )
     printed = encodable(str(answer.get("printed") or "")[: 2 * max_bytes])
-    return BlockRun(status, _read(value), printed, error_text, duration_ms=duration, usage=usage)
+    return BlockRun(
+        status, _plain_value(value), printed, error_text, duration_ms=duration, usage=usage
+    )
 
 
 def full_run(answer: Answer, max_bytes: int) -> BlockRun:
     """Parse an executor's answer about a block in CPython. Raises `WorkspaceFailed`."""
-    end = answer.get("end")
+    report = answer.get("end")
     printed, status = answer.get("output"), answer.get("status")
     fields: Answer = {
         "printed": printed,
@@ -117,7 +119,7 @@ def full_run(answer: Answer, max_bytes: int) -> BlockRun:
         return code_run(
             {**fields, "status": status, "error": f"it was stopped: {status}"}, max_bytes
         )
-    if not isinstance(end, Mapping):
+    if not isinstance(report, Mapping):
         return code_run(
             {
                 **fields,
@@ -126,18 +128,18 @@ def full_run(answer: Answer, max_bytes: int) -> BlockRun:
             },
             max_bytes,
         )
-    reported_status = end.get("status")
+    reported_status = report.get("status")
     block_status = (
         reported_status
-        if isinstance(reported_status, str) and reported_status in _ENDS
+        if isinstance(reported_status, str) and reported_status in _REPORTABLE_STATUSES
         else "error"
     )
     return code_run(
         {
             **fields,
             "status": block_status,
-            "value": end.get("value"),
-            "error": end.get("error"),
+            "value": report.get("value"),
+            "error": report.get("error"),
         },
         max_bytes,
     )
@@ -158,7 +160,7 @@ def endless_run() -> BlockRun:
     )
 
 
-def _read(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """Return a value as plain JSON for all APIs: no NaN, no deep nesting, no lone surrogates."""
     return json.loads(encodable(json.dumps(plain(value), ensure_ascii=False)))
 
@@ -175,7 +177,7 @@ def _size(value: Any) -> int:
     return size
 
 
-def cut(text: str) -> str:
+def error_excerpt(text: str) -> str:
     """Return the end of a text, since the cause of an error is at its end."""
     text = encodable(text)
     return text if len(text) <= _ERROR_CHARS else f"…{text[-_ERROR_CHARS:]}"
@@ -229,15 +231,19 @@ async def converse(
         env=env,
         block=block,
     )
-    end = answer.get("end")
+    report = answer.get("end")
     if answer.get("status") != "success":
         reason = f"it was stopped: {str(answer.get('status'))[:40]}"
-    elif not isinstance(end, Mapping):
+    elif not isinstance(report, Mapping):
         reason = f"it ended by itself with exit code {answer.get('exit_code')}"
-    elif not (reason := str(end.get("ended") or "")):
+    elif not (reason := str(report.get("ended") or "")):
         return ""
     output = str(answer.get("output") or "").strip()
-    return f"{cut(reason)}; its output: {cut(output)}" if output else cut(reason)
+    return (
+        f"{error_excerpt(reason)}; its output: {error_excerpt(output)}"
+        if output
+        else error_excerpt(reason)
+    )
 
 
 # Blocks of Python that a model wrote, run in executors of their own that call tools on the trusted
@@ -259,7 +265,7 @@ _WORKERS = 2
 
 
 def can_run_blocks(settings: RunnerSettings) -> bool:
-    """Whether blocks are enabled and Monty is installed (extras `tools` and `local`)."""
+    """Return whether blocks are enabled and Monty is installed (extras `tools` and `local`)."""
     return settings.enabled and find_spec("pydantic_monty") is not None
 
 
@@ -321,12 +327,12 @@ class LocalRunner:
             lambda: asyncio.Semaphore(2 * workers)
         )
 
-    async def run(self, block: CodeBlock, workspace: Workspace, ask: Ask) -> BlockRun:
+    async def run(self, block: CodeBlock, workspace: Workspace, call_tool: Ask) -> BlockRun:
         """Run a block. See `ports.RunCode`."""
         seconds_left = seconds_until(block.deadline)
         try:
             async with asyncio.timeout(max(seconds_left, 0.0)) as limit:
-                result, reason = await self._try_monty(block, ask)
+                result, reason = await self._try_monty(block, call_tool)
                 if not reason:
                     return result
                 if not block.full:
@@ -337,30 +343,32 @@ class LocalRunner:
                     )
                 log.info("a block goes to CPython", reason=reason)
                 async with self._full_slots[block.depth]:
-                    return replace(await workspace.run_code(block, ask), tier="python", why=reason)
+                    return replace(
+                        await workspace.run_code(block, call_tool), tier="python", why=reason
+                    )
         except TimeoutError:
             if not limit.expired():
                 raise
             return BlockRun(ToolStatus.TIMEOUT, error="its time was over, and it was stopped")
 
-    async def run_in_monty(self, block: CodeBlock, ask: Ask) -> BlockRun:
+    async def run_in_monty(self, block: CodeBlock, call_tool: Ask) -> BlockRun:
         """Run a block in the first tier only."""
-        result, reason = await self._try_monty(block, ask)
+        result, reason = await self._try_monty(block, call_tool)
         return (
             replace(result, error=f"this Python cannot run it: {reason}; write it without")
             if reason
             else result
         )
 
-    async def _try_monty(self, block: CodeBlock, ask: Ask) -> tuple[BlockRun, str]:
+    async def _try_monty(self, block: CodeBlock, call_tool: Ask) -> tuple[BlockRun, str]:
         """Run a block in Monty; return the result, and why Monty cannot run it or ''."""
 
         async def ask_without_slot(name: str, arguments: Mapping[str, Any]) -> ToolResult:
             if name != AGENTS_RUN:
-                return await ask(name, arguments)
+                return await call_tool(name, arguments)
             # The agents run blocks too, and may need the slot of the block that waits for them.
             slot.release()
-            result = await ask(name, arguments)
+            result = await call_tool(name, arguments)
             await slot.acquire()
             return result
 
@@ -392,7 +400,7 @@ class LocalRunner:
             finally:
                 self._return_executor(executor, block.tenant, is_reusable=is_reusable)
         if answer.get("status") == "unsupported":
-            return BlockRun(ToolStatus.INVALID), cut(
+            return BlockRun(ToolStatus.INVALID), error_excerpt(
                 str(answer.get("why") or "no reason was given")
             )
         return code_run(answer, BLOCK_OUTPUT_BYTES), ""
@@ -444,15 +452,15 @@ class _Slot:
 
     def __init__(self, slots: asyncio.Semaphore) -> None:
         self._slots = slots
-        self._held = False
+        self._is_acquired = False
 
     async def acquire(self) -> None:
         await self._slots.acquire()
-        self._held = True
+        self._is_acquired = True
 
     def release(self) -> None:
-        if self._held:
-            self._held = False
+        if self._is_acquired:
+            self._is_acquired = False
             self._slots.release()
 
     async def __aenter__(self) -> Self:

@@ -49,7 +49,7 @@ class QueuePlace:
     def __init__(self, since: float, delay: Callable[[], float] = lambda: 0.0) -> None:
         self.since = since
         self._delay = delay
-        self._waits: list[float] = []
+        self._start_times: list[float] = []
 
     @property
     def queued_at(self) -> float:
@@ -59,17 +59,17 @@ class QueuePlace:
     @property
     def waited_seconds(self) -> float:
         """How long the first of its waiting commands has waited; 0 if none waits."""
-        return time.monotonic() - min(self._waits) if self._waits else 0.0
+        return time.monotonic() - min(self._start_times) if self._start_times else 0.0
 
     @contextmanager
     def wait(self) -> Iterator[None]:
         """Count the block as the wait of a command."""
         start = time.monotonic()
-        self._waits.append(start)
+        self._start_times.append(start)
         try:
             yield
         finally:
-            self._waits.remove(start)
+            self._start_times.remove(start)
 
 
 _place: ContextVar[QueuePlace | None] = ContextVar("place", default=None)
@@ -187,7 +187,7 @@ class Slots:
         `release` unlocks them.
         """
         with off_the_clock(), queue_place().wait(), metrics.SLOT_SECONDS.time():
-            locks = await self._wait(queued_at, alone=alone)
+            locks = await self._wait_for_slots(queued_at, alone=alone)
             try:
                 while locks and alone and not self._lock_all(locks):  # noqa: ASYNC110 - it happens in another process
                     await asyncio.sleep(_POLL_SECONDS)
@@ -200,7 +200,7 @@ class Slots:
                 raise
         return locks
 
-    async def _wait(self, queued_at: float, *, alone: bool) -> dict[str, int]:
+    async def _wait_for_slots(self, queued_at: float, *, alone: bool) -> dict[str, int]:
         """Wait for this command's turn and take a slot; with `alone`, the lock that keeps others
         from taking slots.
         """
@@ -288,7 +288,7 @@ class Slots:
         os.utime(descriptor)
         self._locked.add(descriptor)
         if self._beating is None:
-            self._beating = asyncio.get_running_loop().call_later(_BEAT_SECONDS, self._beat)
+            self._beating = asyncio.get_running_loop().call_later(_BEAT_SECONDS, self._touch_locks)
         return descriptor
 
     def _unlock(self, descriptor: int) -> None:
@@ -304,12 +304,12 @@ class Slots:
         locks.clear()
         self._freed.set()
 
-    def _beat(self) -> None:
+    def _touch_locks(self) -> None:
         """Show that the holder of these locks is running."""
         for descriptor in self._locked:
             os.utime(descriptor)
         self._beating = (
-            asyncio.get_running_loop().call_later(_BEAT_SECONDS, self._beat)
+            asyncio.get_running_loop().call_later(_BEAT_SECONDS, self._touch_locks)
             if self._locked
             else None
         )

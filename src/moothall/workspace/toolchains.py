@@ -98,7 +98,7 @@ class ChosenToolchain:
     """
 
     python: Toolchain
-    homes: tuple[Path, ...]
+    folders: tuple[Path, ...]
     notes: tuple[str, ...]
     missing: str
 
@@ -118,20 +118,20 @@ def choose(needs: Mapping[str, str]) -> ChosenToolchain:
 @lru_cache(maxsize=256)
 def _choose(items: tuple[tuple[str, str], ...]) -> ChosenToolchain:
     needs = dict(items)
-    python, missing = _python(needs.get("python", ""), needs.get("python-pin", ""))
-    homes, notes = [], []
-    for language, find in (("node", _node), ("go", _go), ("rust", _rust)):
+    python, missing = _find_python(needs.get("python", ""), needs.get("python-pin", ""))
+    folders, notes = [], []
+    for language, find in (("node", _find_node), ("go", _find_go), ("rust", _find_rust)):
         if language in needs:
             toolchain, note, problem = find(needs[language])
-            homes += (
+            folders += (
                 [toolchain.home] if toolchain and not toolchain.home.is_relative_to("/usr") else []
             )
             notes += [note] if note else []
             missing = missing or problem
-    return ChosenToolchain(python, tuple(homes), tuple(notes), missing)
+    return ChosenToolchain(python, tuple(folders), tuple(notes), missing)
 
 
-def _python(spec: str, pin: str) -> tuple[Toolchain, str]:
+def _find_python(spec: str, pin: str) -> tuple[Toolchain, str]:
     """Return the pinned Python if there is one, else our own if it matches, else the newest that
     matches. The second value describes a problem.
     """
@@ -147,12 +147,12 @@ def _python(spec: str, pin: str) -> tuple[Toolchain, str]:
             specifiers = SpecifierSet(re.sub(r"\s+", "", spec), prereleases=True)
         except InvalidSpecifier:
             return current, ""  # pip reports the invalid specifier
-    if pin and not _is(current, pin):
+    if pin and not _matches_pin(current, pin):
         pinned = next(
             (
                 candidate
                 for candidate in pythons()
-                if _is(candidate, pin) and candidate.version in specifiers
+                if _matches_pin(candidate, pin) and candidate.version in specifiers
             ),
             None,
         )
@@ -172,7 +172,7 @@ def _python(spec: str, pin: str) -> tuple[Toolchain, str]:
     )
 
 
-def _is(toolchain: Toolchain, pin: str) -> bool:
+def _matches_pin(toolchain: Toolchain, pin: str) -> bool:
     return f"{toolchain.version}.".startswith(f"{pin}.")
 
 
@@ -189,7 +189,7 @@ def pythons() -> tuple[Toolchain, ...]:
 
 def _python_programs() -> Iterator[Path]:
     current = interpreter()
-    seen = {current}
+    seen_paths = {current}
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     uv = Path(os.environ.get("UV_PYTHON_INSTALL_DIR") or Path.home() / ".local/share/uv/python")
     folders = [
@@ -203,8 +203,8 @@ def _python_programs() -> Iterator[Path]:
             resolved = (
                 path.resolve() if numbers and (3, int(numbers[1])) >= _OLDEST_PYTHON else current
             )
-            if resolved not in seen and os.access(resolved, os.X_OK):
-                seen.add(resolved)
+            if resolved not in seen_paths and os.access(resolved, os.X_OK):
+                seen_paths.add(resolved)
                 yield resolved
 
 
@@ -258,7 +258,7 @@ SearchResult = tuple[Toolchain | None, str, str]
 """A toolchain, a note about its version, and a problem."""
 
 
-def _node(version_range: str) -> SearchResult:
+def _find_node(version_range: str) -> SearchResult:
     default = _tool(_find_program("node", "/usr/local/bin", "/usr/bin"), "--version")
     nvm = Path(os.environ.get("NVM_DIR") or Path.home() / ".nvm") / "versions/node"
     alternatives = [
@@ -288,7 +288,7 @@ def _node(version_range: str) -> SearchResult:
     return available, f"{note}, which is here", ""
 
 
-def _go(version: str) -> SearchResult:
+def _find_go(version: str) -> SearchResult:
     default = _tool(_find_program("go", "/usr/local/go/bin", "/usr/bin"), "env", "GOVERSION")
     places = (
         Path.home() / "sdk",
@@ -296,7 +296,7 @@ def _go(version: str) -> SearchResult:
         Path("/usr/lib"),
         Path.home() / "go/pkg/mod/golang.org",
     )
-    homes = [
+    folders = [
         home
         for place in places
         for home in (*_glob(place, "go[-0-9]*"), *_glob(place, "toolchain@*"))
@@ -304,7 +304,7 @@ def _go(version: str) -> SearchResult:
     ]
     alternatives = [
         Toolchain(match[1], home / "bin/go", home)
-        for home in homes
+        for home in folders
         if (match := re.search(r"(\d+\.\d+(?:\.\d+)?)", home.name))
     ]
     minimum = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
@@ -334,9 +334,9 @@ def _go(version: str) -> SearchResult:
     )
 
 
-def _rust(channel: str) -> SearchResult:
+def _find_rust(channel: str) -> SearchResult:
     rustup = Path(os.environ.get("RUSTUP_HOME") or Path.home() / ".rustup")
-    homes = {
+    folders = {
         home.name: home
         for home in _glob(rustup / "toolchains", "*")
         if (home / "bin/cargo").exists()
@@ -350,22 +350,26 @@ def _rust(channel: str) -> SearchResult:
     except (OSError, tomllib.TOMLDecodeError):
         default = ""
     name = next(
-        (name for name in homes if channel and (name == channel or name.startswith(f"{channel}-"))),
+        (
+            name
+            for name in folders
+            if channel and (name == channel or name.startswith(f"{channel}-"))
+        ),
         "",
     )
     note = f"the repository asks for Rust {channel}; going on with " if channel and not name else ""
     name = name or (
         default
-        if default in homes
-        else next(iter(sorted(homes, key=lambda name: ("stable" not in name, name))), "")
+        if default in folders
+        else next(iter(sorted(folders, key=lambda name: ("stable" not in name, name))), "")
     )
     if name:
         return (
-            Toolchain(name, homes[name] / "bin/cargo", homes[name]),
+            Toolchain(name, folders[name] / "bin/cargo", folders[name]),
             note and f"{note}{name}, which is here",
             "",
         )
-    system = _find_program("cargo", "/usr/bin") if not homes else None
+    system = _find_program("cargo", "/usr/bin") if not folders else None
     if system and system.is_relative_to("/usr"):
         return Toolchain("", system, Path("/usr")), note and f"{note}the system's own", ""
     return (

@@ -97,10 +97,10 @@ def read_tools(folder: Path | None) -> tuple[WasmTool, ...]:
         return ()
     if not folder.is_dir():
         raise ConfigurationError(f"wasm.folder {folder} is not a folder")
-    return tuple(_read(file) for file in sorted(folder.glob("*.yaml")))
+    return tuple(_read_tool(file) for file in sorted(folder.glob("*.yaml")))
 
 
-def _read(file: Path) -> WasmTool:
+def _read_tool(file: Path) -> WasmTool:
     module = file.with_suffix(".wasm")
     if not _NAME.fullmatch(file.stem):
         raise ConfigurationError(

@@ -199,7 +199,7 @@ class OverlayWorkspace:
     async def _run_code(self, call: ToolCall, seconds: float) -> dict[str, Any]:
         if call.tool == SHELL:
             return await self._run_shell(call, seconds)
-        answer = await self._run(code_tools.command(call.tool, call.arguments), seconds)
+        answer = await self._run_argv(code_tools.command(call.tool, call.arguments), seconds)
         return {**answer, "output": parse_code_output(answer)}
 
     async def _run_shell(self, call: ToolCall, seconds: float) -> dict[str, Any]:
@@ -227,12 +227,12 @@ class OverlayWorkspace:
     async def _run_wasm(self, call: ToolCall, seconds: float) -> dict[str, Any]:
         return tool_answer(
             call.tool,
-            await self._run(
+            await self._run_argv(
                 self._module_folder.command(call.tool, call.arguments, seconds), seconds
             ),
         )
 
-    async def _run(self, argv: tuple[str, ...], seconds: float) -> dict[str, Any]:
+    async def _run_argv(self, argv: tuple[str, ...], seconds: float) -> dict[str, Any]:
         return await self._executor.request(
             "run", wall_seconds=seconds, argv=argv, env=self._executor.variables()
         )
@@ -341,7 +341,7 @@ class OverlayWorkspace:
             return
         if self._executor.copies_beside:
             setup = self._setup_beside("build", self._limits)
-            async with self._pool.start(setup, beside=self._executor) as executor:
+            async with self._pool.start(setup, neighbour=self._executor) as executor:
                 yield executor, await self._build(executor, steps, seconds, order)
             return
         before = await self.collect()
@@ -500,7 +500,7 @@ class OverlayWorkspace:
         )
         return replace(patch, message=self._git.message)
 
-    async def run_code(self, block: CodeBlock, ask: Ask) -> BlockRun:
+    async def run_code(self, block: CodeBlock, call_tool: Ask) -> BlockRun:
         """Run a block in CPython. See `ports.Workspace`.
 
         It runs in a second executor on the same files, so that this workspace's executor can run
@@ -516,7 +516,7 @@ class OverlayWorkspace:
         setup = self._setup_beside(
             "code", sandbox.model_copy(update={"memory_bytes": memory_bytes})
         )
-        answerer = RequestAnswerer(ask, max_questions(BLOCK_LIMITS.tool_calls))
+        answerer = RequestAnswerer(call_tool, max_questions(BLOCK_LIMITS.tool_calls))
         # The programs for blocks are compiled for our own Python, so another one cannot load them.
         python = (
             f"{ENVIRONMENT}/bin/python"
@@ -530,7 +530,7 @@ class OverlayWorkspace:
             "agents": block.agents,
         }
         try:
-            async with self._pool.start(setup, beside=self._executor) as executor:
+            async with self._pool.start(setup, neighbour=self._executor) as executor:
                 answer = await executor.request(
                     "run",
                     wall_seconds=seconds,
@@ -577,7 +577,7 @@ class OverlayWorkspace:
         is_copy = self._executor.copies_beside
         before = [] if is_copy else await self.changes()
         async with self._pool.start(
-            self._setup_beside("program", self._settings.sandbox), beside=self._executor
+            self._setup_beside("program", self._settings.sandbox), neighbour=self._executor
         ) as executor:
             reason = await converse(
                 executor, argv, handle_lines, seconds, max_bytes, variables=variables

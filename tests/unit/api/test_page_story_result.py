@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from moothall.api.web.results import (
-    OWN,
+    AUTHOR,
     REPOSITORY,
     Councils,
     ShownBy,
@@ -81,7 +81,7 @@ def test_a_criterion_is_shown_only_by_the_tests_of_its_tasks() -> None:
     greets, polite, quiet = result.criteria
     assert (greets.tests, greets.is_shown) == ((ShownBy("test_greets", REPOSITORY),), True)
     assert (greets.met, greets.unmet) == ((SECOND,), ())
-    assert (polite.tests, polite.is_shown) == ((ShownBy("test_polite", OWN),), False)
+    assert (polite.tests, polite.is_shown) == ((ShownBy("test_polite", AUTHOR),), False)
     assert (quiet.tests, quiet.tasks) == ((), ())
     assert not result.shares_tests
     assert [item.task.number for item, _ in result.candidates] == [1, 2]

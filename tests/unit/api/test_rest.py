@@ -303,7 +303,7 @@ async def test_health_is_503_if_a_required_part_is_down(behind: SessionsFixture)
         sessions=behind.session_manager,
         health_check=checkup,
     )
-    dependencies.serving.taking.set()
+    dependencies.serving.accepting_calls.set()
     async with serving_http(dependencies) as web:
         answer = await web("GET", "/health", token=None)
         assert (answer.status, answer.json["status"]) == (200, "healthy")

@@ -38,7 +38,7 @@ def test_the_address_is_private_and_found_until_it_is_withdrawn(tmp_path: Path) 
     preflight.announce(tmp_path, address)
     assert preflight.find(tmp_path) == address
     assert stat.S_IMODE((tmp_path / "serving.json").stat().st_mode) == 0o600
-    preflight.withdraw(tmp_path)
+    preflight.remove_address(tmp_path)
     assert preflight.find(tmp_path) is None
 
 

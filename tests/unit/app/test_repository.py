@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.app.command_repository import find_repository, line_origin, unseen
+from moothall.app.command_repository import describe_uncommitted, find_repository, line_origin
 from moothall.app.preflight import NamedRepository
 from moothall.app.repositories import trusted_repositories
 from moothall.config import Settings
@@ -67,18 +67,20 @@ async def test_text_and_a_repository_exclude_each_other(
 async def test_uncommitted_changes_are_reported(settings: Settings, repo: Repo) -> None:
     repository = await find_repository(settings, NamedRepository(str(repo.path)))
     assert repository is not None
-    assert await unseen(settings, repository) == ""
+    assert await describe_uncommitted(settings, repository) == ""
     repo.write({"new.py": "", "README.md": "other", "x.log": "ignored"})
-    message = await unseen(settings, repository)
+    message = await describe_uncommitted(settings, repository)
     assert message == (
         f"works on the commit {repo.head[:10]}; uncommitted changes in 2 files are not seen: "
         "README.md, new.py"
     )
     repo.write({".moothall.toml": "setup = []"})
-    assert (await unseen(settings, repository)).endswith(
+    assert (await describe_uncommitted(settings, repository)).endswith(
         "; to use .moothall.toml as it is, add --profile .moothall.toml"
     )
-    assert "--profile" not in await unseen(settings, repository, Path(".moothall.toml"))
+    assert "--profile" not in await describe_uncommitted(
+        settings, repository, Path(".moothall.toml")
+    )
 
 
 async def test_a_given_profile_replaces_the_repositorys_own_once(

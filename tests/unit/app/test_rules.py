@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from moothall.app.gateway_rules import longest_token, open_rules
-from moothall.app.repositories import disk_of, for_hosts, home_of, sees
+from moothall.app.repositories import disk_of, for_hosts, home_of, shares_data_dir
 from moothall.authorization.approvals import Approvals, Subject
 from moothall.authorization.audit import AuditLog
 from moothall.authorization.gateway import ToolGateway
@@ -130,12 +130,12 @@ def test_a_shared_disk_is_recognised_and_a_copy_is_not(tmp_path: Path) -> None:
     )
     home = home_of(remote)
     assert home is not None
-    assert sees(one.data_dir, home)
-    assert sees(same.data_dir, home)
-    assert not sees(other.data_dir, home)
+    assert shares_data_dir(one.data_dir, home)
+    assert shares_data_dir(same.data_dir, home)
+    assert not shares_data_dir(other.data_dir, home)
     shutil.copytree(tmp_path / "data", tmp_path / "copy/data")
     assert home_of(remote) is not None  # the server restarts
-    assert not sees(settings(tmp_path / "copy").data_dir, home_of(remote) or home)
+    assert not shares_data_dir(settings(tmp_path / "copy").data_dir, home_of(remote) or home)
     assert (for_hosts(remote).guard.key, for_hosts(one)) == (None, one)
     secret = SecretStr("a secret of these tests")
     forge, webhook = (

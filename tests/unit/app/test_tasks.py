@@ -121,7 +121,7 @@ async def test_a_task_is_found_by_a_prefix_and_the_latest_by_default() -> None:
         decided("task-a1"),
         decided("task-a2"),
     )
-    assert await tasks.find("task-a1", whole=True) == "task-a1"
+    assert await tasks.find("task-a1", exact=True) == "task-a1"
     assert await tasks.find("ot") == "other"
     assert await tasks.find_or_latest(None) == "other", "the task is running"
     for named, message in (
@@ -131,7 +131,7 @@ async def test_a_task_is_found_by_a_prefix_and_the_latest_by_default() -> None:
         with pytest.raises(NotFound, match=message):
             await tasks.find(named)
     with pytest.raises(NotFound, match=r"did you mean other\?"):
-        await tasks.find("ot", whole=True)
+        await tasks.find("ot", exact=True)
     with pytest.raises(InvalidRequest):
         await tasks.find("../x")
 

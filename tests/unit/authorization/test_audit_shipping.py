@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from moothall.authorization.audit import AuditEntry, AuditLog, prune_chain
-from moothall.authorization.audit_export import AuditShipper, shipping
+from moothall.authorization.audit_export import AuditShipper, ship_in_background
 from moothall.domain.ids import TaskKey
 
 KEY = b"k" * 32
@@ -130,7 +130,7 @@ async def test_the_rest_is_sent_at_the_end_and_a_hanging_collector_delays_it_bri
 ) -> None:
     collector, hangs = Collector(), threading.Event()
     shipper = AuditShipper(tmp_path, collector.send, 3600)
-    async with shipping(shipper, lambda: None, 10):
+    async with ship_in_background(shipper, lambda: None, 10):
         await write(tmp_path, 4)
     assert collector.seqs() == [1, 2, 3, 4]
 
@@ -138,6 +138,9 @@ async def test_the_rest_is_sent_at_the_end_and_a_hanging_collector_delays_it_bri
         hangs.wait(60)
         return False
 
-    async with asyncio.timeout(10), shipping(AuditShipper(tmp_path, send, 3600), hangs.set, 0.1):
+    async with (
+        asyncio.timeout(10),
+        ship_in_background(AuditShipper(tmp_path, send, 3600), hangs.set, 0.1),
+    ):
         await write(tmp_path, 1)
     assert hangs.is_set(), "the call that hung was ended"

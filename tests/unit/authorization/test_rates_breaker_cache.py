@@ -50,23 +50,23 @@ def test_the_eleventh_dangerous_call_in_a_minute_is_refused() -> None:
     clock = Clock()
     rates = Rates(clock)
     for _ in range(10):
-        assert rates.take(("local", "git.push"), PUSH) == 0
+        assert rates.count_call(("local", "git.push"), PUSH) == 0
         clock.now += 1
-    assert rates.take(("local", "git.push"), PUSH) == 50
-    assert rates.take(("other", "git.push"), PUSH) == 0
+    assert rates.count_call(("local", "git.push"), PUSH) == 50
+    assert rates.count_call(("other", "git.push"), PUSH) == 0
     clock.now += 50
-    assert rates.take(("local", "git.push"), PUSH) == 0
-    assert rates.take(("local", "git.push"), PUSH) > 0
+    assert rates.count_call(("local", "git.push"), PUSH) == 0
+    assert rates.count_call(("local", "git.push"), PUSH) > 0
 
 
 def test_the_hourly_rate_applies_too() -> None:
     clock = Clock()
     rates, spec = Rates(clock), spec_of(own_rate=Rate(2, 3))
-    assert [rates.take(("a",), spec) == 0 for _ in range(3)] == [True, True, False]
+    assert [rates.count_call(("a",), spec) == 0 for _ in range(3)] == [True, True, False]
     clock.now += 60
-    assert [rates.take(("a",), spec) == 0 for _ in range(2)] == [True, False]
+    assert [rates.count_call(("a",), spec) == 0 for _ in range(2)] == [True, False]
     clock.now += 60
-    assert rates.take(("a",), spec) == 3600 - 120
+    assert rates.count_call(("a",), spec) == 3600 - 120
 
 
 @given(st.lists(st.floats(0, 30), max_size=60), st.integers(1, 5))
@@ -75,7 +75,7 @@ def test_no_minute_has_more_calls_than_allowed(pauses: list[float], most: int) -
     rates, spec, let = Rates(clock), spec_of(own_rate=Rate(most)), []
     for pause in pauses:
         clock.now += pause
-        if rates.take(("a",), spec) == 0:
+        if rates.count_call(("a",), spec) == 0:
             let.append(clock.now)
     for start in let:
         assert sum(start <= call < start + 60 for call in let) <= most
@@ -83,7 +83,7 @@ def test_no_minute_has_more_calls_than_allowed(pauses: list[float], most: int) -
 
 def call(breakers: ToolCircuits, status: ToolStatus, spec: ToolSpec = PUSH) -> ToolStatus:
     try:
-        with breakers.watching(("local",), spec) as record_status:
+        with breakers.watch_call(("local",), spec) as record_status:
             record_status(status)
     except Stopped as stopped:
         return stopped.status
@@ -106,7 +106,7 @@ def test_five_consecutive_failures_open_the_circuit_and_a_success_closes_it() ->
         assert call(breakers, status) is status
     assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.CIRCUIT_OPEN
     clock.now += 31
-    with breakers.watching(("local",), PUSH) as record_status:
+    with breakers.watch_call(("local",), PUSH) as record_status:
         # One tries, the others wait.
         assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.CIRCUIT_OPEN
         record_status(ToolStatus.TIMEOUT)
@@ -119,15 +119,15 @@ def test_five_consecutive_failures_open_the_circuit_and_a_success_closes_it() ->
 
 def test_an_exception_counts_as_a_failure_except_for_cancels_and_refusals() -> None:
     breakers = ToolCircuits(1, 30, Clock())
-    with pytest.raises(Stopped), breakers.watching(("a",), PUSH):
+    with pytest.raises(Stopped), breakers.watch_call(("a",), PUSH):
         raise Stopped(ToolStatus.BUDGET_EXCEEDED, "all used")
-    with pytest.raises(KeyboardInterrupt), breakers.watching(("a",), PUSH):
+    with pytest.raises(KeyboardInterrupt), breakers.watch_call(("a",), PUSH):
         raise KeyboardInterrupt
-    with breakers.watching(("a",), PUSH):
+    with breakers.watch_call(("a",), PUSH):
         pass
-    with pytest.raises(OSError, match="gone"), breakers.watching(("a",), PUSH):
+    with pytest.raises(OSError, match="gone"), breakers.watch_call(("a",), PUSH):
         raise OSError("gone")
-    with pytest.raises(Stopped, match="failed 1 times in a row"), breakers.watching(("a",), PUSH):
+    with pytest.raises(Stopped, match="failed 1 times in a row"), breakers.watch_call(("a",), PUSH):
         pass
 
 
@@ -241,14 +241,14 @@ async def test_shared_rate_windows_slide(tmp_path: Path) -> None:
     now = 1000.0
     rates = SharedRates(MemoryBus().bucket("rates"), lambda: now)
     for _ in range(10):
-        assert await rates.take("local", PUSH) == 0
+        assert await rates.count_call("local", PUSH) == 0
         now += 2
-    assert await rates.take("local", PUSH) == 40
-    assert await rates.take("elsewhere", PUSH) == 0
+    assert await rates.count_call("local", PUSH) == 40
+    assert await rates.count_call("elsewhere", PUSH) == 0
     now = 1060.0
-    assert [await rates.take("local", PUSH) == 0 for _ in range(2)] == [True, False]
+    assert [await rates.count_call("local", PUSH) == 0 for _ in range(2)] == [True, False]
     now = 1062.0
-    assert await rates.take("local", PUSH) == 0
+    assert await rates.count_call("local", PUSH) == 0
 
 
 async def test_nothing_is_delivered_while_the_bus_is_down(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ async def test_a_short_lived_token_opens_a_workspace_for_the_time_of_its_parent(
     async with open_session_manager(tmp_path, MemoryBus()) as app:
         app.session_manager.await_calls(find)
         token = app.session_manager.token(ANN, "task-1", "DEV", 600)
-        await app.session_manager.ready(ANN, "task-1", narrow(token, seconds=5))
+        await app.session_manager.ensure_open(ANN, "task-1", narrow(token, seconds=5))
         with app.session_manager.lease("task-1", "flow") as loan:
             assert loan.seat.deadline > in_seconds(500)
 
@@ -78,5 +78,5 @@ async def test_a_token_of_another_tenant_opens_no_workspace(tmp_path: Path) -> N
         app.session_manager.await_calls(find)
         stolen = app.session_manager.token(ANN, "task-1", "DEV", 600)
         with pytest.raises(Refused, match="somebody else's"):
-            await app.session_manager.ready(replace(ANN, tenant="other"), "task-1", stolen)
+            await app.session_manager.ensure_open(replace(ANN, tenant="other"), "task-1", stolen)
     assert lookups == []

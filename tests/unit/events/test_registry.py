@@ -100,7 +100,7 @@ def test_a_topic_has_one_valid_subject(channel: Channel, about: str) -> None:
         subject = registry.subject(channel.of(about))
     except InvalidRequest:
         return
-    assert registry.about(subject) == about
+    assert registry.topic_id_of(subject) == about
     assert registry.covers(registry.subject(channel.all), subject)
 
 

@@ -85,7 +85,7 @@ def test_every_line_of_output_is_marked_however_it_is_split(pieces: list[bytes])
         log._file = os.fdopen(write, "wb", buffering=0)
         log.start()
         for piece in pieces:
-            log._write(piece)
+            log._write_limited(piece)
         log.close()
         with os.fdopen(read, "rb") as file:
             return file.read()

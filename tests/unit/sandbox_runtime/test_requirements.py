@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from moothall.sandbox_runtime.plugins import FOLDER
-from moothall.sandbox_runtime.plugins.moothall_requirements import read
+from moothall.sandbox_runtime.plugins.moothall_requirements import read_lines
 from support.wheels import make_part
 
 
@@ -67,7 +67,7 @@ def test_a_file_is_read_with_its_included_files(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text(
         "-c held.txt\n-r sub/a.txt\n# nothing\nattrs==1 # why\n", encoding="utf-8"
     )
-    lines = list(dict.fromkeys(read(str(tmp_path / "sub" / "a.txt"))))
+    lines = list(dict.fromkeys(read_lines(str(tmp_path / "sub" / "a.txt"))))
     assert [line for line, is_option in lines if is_option] == [
         "--index-url x",
         f"-c {tmp_path}/held.txt",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.errors import AlreadyExists
-from moothall.tool_sessions.session_state import GONE, Answers
+from moothall.tool_sessions.session_state import OUTPUT_DROPPED, Answers
 
 
 def result(name: str, size: int) -> ToolResult:
@@ -21,7 +21,7 @@ def kept_in(most_bytes: int, most: int = 100) -> Answers[str, ToolResult]:
         most_bytes,
         most,
         size=lambda answer: len(str(answer.output.get("content", ""))),
-        slim=lambda answer: replace(answer, output={}, error=GONE),
+        slim=lambda answer: replace(answer, output={}, error=OUTPUT_DROPPED),
     )
 
 
@@ -36,7 +36,7 @@ def test_stored_answers_are_bounded_and_no_request_runs_again(sizes: list[int]) 
             answer = await answers.find(f"r{number}", f"digest {number}")
             assert answer is not None
             assert answer.status is ToolStatus.SUCCESS
-            assert answer.output == {"content": "x" * size} or answer.error == GONE
+            assert answer.output == {"content": "x" * size} or answer.error == OUTPUT_DROPPED
             assert answer.output or number < len(sizes) - 1, "the newest one is complete"
             total += len(str(answer.output.get("content", "")))
             with pytest.raises(AlreadyExists):

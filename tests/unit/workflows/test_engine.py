@@ -18,12 +18,12 @@ from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.workflows.engine import Engine
-from moothall.workflows.plan import Allowed, Workflow, read_plan
+from moothall.workflows.plan import PlanLimits, Workflow, read_plan
 from moothall.workflows.record import End, Record, StepState
 from support.tool_gateway import in_seconds
 from support.tools import CATALOGUE
 
-ALLOWED = Allowed(CATALOGUE, lambda _: "", 50, 4, 5)
+ALLOWED = PlanLimits(CATALOGUE, lambda _: "", 50, 4, 5)
 S = ToolStatus
 
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.errors import InvalidRequest
-from moothall.workflows.plan import Allowed, read_plan, read_yaml
+from moothall.workflows.plan import PlanLimits, read_plan, read_yaml
 from support.tools import CATALOGUE
 
-ALLOWED = Allowed(
+ALLOWED = PlanLimits(
     CATALOGUE, lambda tool: "http.post is not granted here" if tool == "http.post" else "", 10, 4, 5
 )
 READ = {"id": "read", "tool": "files.read", "arguments": {"path": "a.txt"}}

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from moothall.workflows.runner import contain
+from moothall.workflows.runner import log_exceptions
 
 
 async def test_an_error_in_one_workflow_does_not_end_another() -> None:
@@ -19,13 +19,13 @@ async def test_an_error_in_one_workflow_does_not_end_another() -> None:
         finished.append("fine")
 
     async with asyncio.TaskGroup() as group:
-        group.create_task(contain(broken(), "one"))
-        group.create_task(contain(fine(), "other"))
+        group.create_task(log_exceptions(broken(), "one"))
+        group.create_task(log_exceptions(fine(), "other"))
     assert finished == ["fine"]
 
 
 async def test_a_cancelled_workflow_stops() -> None:
-    task = asyncio.ensure_future(contain(asyncio.sleep(60), "one"))
+    task = asyncio.ensure_future(log_exceptions(asyncio.sleep(60), "one"))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

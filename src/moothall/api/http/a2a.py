@@ -174,7 +174,7 @@ class CouncilHandler(RequestHandler):
         principal = caller()
         with _translated():
             task_id = await self._submit(params, principal)
-            async with aclosing(self._follow(task_id, principal)) as updates:
+            async with aclosing(self._follow_task(task_id, principal)) as updates:
                 async for update in updates:
                     yield update
 
@@ -188,7 +188,7 @@ class CouncilHandler(RequestHandler):
             task_id = check_task_id(params.id)
             if (await self._deliberations.result(task_id, principal)).status.ended:
                 raise UnsupportedOperationError(f"{task_id} has ended; get it with GetTask")
-            async with aclosing(self._follow(task_id, principal)) as updates:
+            async with aclosing(self._follow_task(task_id, principal)) as updates:
                 async for update in updates:
                     yield update
 
@@ -238,26 +238,26 @@ class CouncilHandler(RequestHandler):
         """Return the id of the deliberation that a message starts or continues. The same message id
         starts no second one.
         """
-        sent = params.message
-        text = _text(sent)
-        if sent.task_id:
-            task_id = check_task_id(sent.task_id)
+        message = params.message
+        text = _text(message)
+        if message.task_id:
+            task_id = check_task_id(message.task_id)
             if (await self._deliberations.result(task_id, principal)).status.ended:
                 raise UnsupportedOperationError(
                     f"{task_id} has ended; send a message without a task id to start another task"
                 )
-            await self._deliberations.steer(task_id, text, principal, key=sent.message_id)
+            await self._deliberations.steer(task_id, text, principal, key=message.message_id)
             return task_id
-        if sent.context_id:
+        if message.context_id:
             raise InvalidParamsError("contexts are made by this server; leave contextId out")
-        if not sent.message_id:
+        if not message.message_id:
             raise InvalidParamsError("the message has no messageId")
-        options = {**_options(params.metadata), **_options(sent.metadata)}
+        options = {**_options(params.metadata), **_options(message.metadata)}
         repository = _repository(options)
         request = DeliberationRequest(
             text,
             options.get("role", "dev"),
-            task_id=derived_task_id("a2a", principal.name, sent.message_id),
+            task_id=derived_task_id("a2a", principal.name, message.message_id),
             num_agents=_agents(options.get("agents", "0")),
             repository=repository,
             about_text=repository is None,
@@ -266,7 +266,9 @@ class CouncilHandler(RequestHandler):
         )
         return (await self._deliberations.submit(request, principal)).own_id
 
-    async def _follow(self, task_id: TaskId, principal: Principal) -> AsyncGenerator[Any, None]:
+    async def _follow_task(
+        self, task_id: TaskId, principal: Principal
+    ) -> AsyncGenerator[Any, None]:
         """Yield a task, its status at each new step, its artifact and its last status."""
         yield _task(await self._deliberations.result(task_id, principal), with_artifacts=False)
         progress, last = Progress(), ""
@@ -381,8 +383,8 @@ def _summary(outcome: Outcome) -> str:
         return outcome.error_message
     if not outcome.winner_id:
         return f"{outcome.status.value.lower().replace('_', ' ')}"
-    where = f", branch {outcome.branch}" if outcome.branch else ""
-    return f"{outcome.winner_id} wins ({outcome.level.words}){where}"
+    branch_note = f", branch {outcome.branch}" if outcome.branch else ""
+    return f"{outcome.winner_id} wins ({outcome.level.words}){branch_note}"
 
 
 def _artifact(outcome: Outcome) -> pb.Artifact:

@@ -269,19 +269,19 @@ async def _drain(state: ServerState, grace_seconds: float) -> None:
         async with asyncio.timeout(grace_seconds):
             while state.tasks or state.connections:  # noqa: ASYNC110 - uvicorn has no event for this; connections still send their responses
                 await asyncio.sleep(_DRAIN_POLL_SECONDS)
-    late = set(state.tasks)
-    for task in late:
+    late_tasks = set(state.tasks)
+    for task in late_tasks:
         task.cancel()
     for connection in tuple(state.connections):
         connection.transport.abort()
-    if late:
-        await asyncio.wait(late, timeout=_CLEANUP_SECONDS)
+    if late_tasks:
+        await asyncio.wait(late_tasks, timeout=_CLEANUP_SECONDS)
 
 
 # The middleware.
 
 
-_OTHER, _CLIENT_GONE = "other", "cancelled"
+_OTHER_STATUS, _CLIENT_GONE = "other", "cancelled"
 _CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}
 _METHODS = frozenset(HTTPMethod)
 _DEFAULT_HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
@@ -467,9 +467,9 @@ def observe(app: ASGIApp, routes: Sequence[Route]) -> ASGIApp:
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         traceparents = Headers(scope=scope).getlist("traceparent")
         route = next(
-            (route.path for route in routes if route.matches(scope)[0] is Match.FULL), _OTHER
+            (route.path for route in routes if route.matches(scope)[0] is Match.FULL), _OTHER_STATUS
         )
-        method = scope["method"] if scope["method"] in _METHODS else _OTHER
+        method = scope["method"] if scope["method"] in _METHODS else _OTHER_STATUS
         attributes = {"http.request.method": method, "http.route": route}
         parent = traceparents[0] if len(traceparents) == 1 else ""
         start_time, status, is_done = perf_counter(), 0, False

@@ -174,7 +174,7 @@ async def body(request: Request) -> bytes:
     return bytes(content)
 
 
-async def read(request: Request, kind: type[B]) -> B:
+async def read_body(request: Request, kind: type[B]) -> B:
     """Return the request's document as a model. Raises what `body` raises, and `InvalidRequest`
     that names the invalid field.
     """

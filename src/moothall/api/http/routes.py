@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from moothall.api.dependencies import ApiDependencies
-from moothall.api.http.documents import Body, document, lines, read
+from moothall.api.http.documents import Body, document, lines, read_body
 from moothall.api.identity import caller, is_known
 from moothall.api.tools import Tools, external_call
 from moothall.authorization.approvals import Parked
@@ -91,13 +91,13 @@ def state_routes(dependencies: ApiDependencies) -> Sequence[Route]:
             health = replace(health, parts=tuple(replace(part, detail="") for part in health.parts))
         return document(dump(health), 503 if health.status is Condition.DOWN else 200)
 
-    async def ready(_request: Request) -> Response:
+    async def readiness(_request: Request) -> Response:
         """200 while this process accepts calls, also over gRPC; 503 once it is told to stop. Load
         balancers check this instead of /health: with an unreachable model server, /health would
         take every server out of rotation.
         """
-        taking = dependencies.serving.taking.is_set()
-        return document({"ready": taking}, 200 if taking else 503)
+        is_ready = dependencies.serving.accepting_calls.is_set()
+        return document({"ready": is_ready}, 200 if is_ready else 503)
 
     async def tasks(request: Request) -> Response:
         """The tasks of the caller's tenant: running ones, then finished ones, the latest first."""
@@ -130,7 +130,7 @@ def state_routes(dependencies: ApiDependencies) -> Sequence[Route]:
 
     return [
         Route("/health", health),
-        Route("/ready", ready),
+        Route("/ready", readiness),
         Route("/tasks", tasks),
         Route("/tasks/{id}", task),
     ]
@@ -151,17 +151,17 @@ def tool_routes(dependencies: ApiDependencies) -> Sequence[Route]:
 
 def _workspace_routes(service: Tools) -> Sequence[Route]:
     async def open_workspace(request: Request) -> Response:
-        open_request = await read(request, _OpenRequest)
+        open_request = await read_body(request, _OpenRequest)
         repository = RepositoryRef(**open_request.repository.model_dump())
-        opened = await service.open(
+        session = await service.open(
             repository, open_request.role, open_request.ttl_seconds, open_request.persona
         )
         content = {
-            "workspace_id": opened.workspace,
-            "capability_token": opened.token,
-            "expires": opened.expires.isoformat(timespec="milliseconds"),
+            "workspace_id": session.workspace,
+            "capability_token": session.token,
+            "expires": session.expires.isoformat(timespec="milliseconds"),
         }
-        return document(content, 201, {"Location": f"/v1/workspaces/{opened.workspace}"})
+        return document(content, 201, {"Location": f"/v1/workspaces/{session.workspace}"})
 
     async def close(request: Request) -> Response:
         await service.close(request.path_params["id"])
@@ -178,7 +178,7 @@ def _call_routes(service: Tools, tool_sessions: ToolSessions) -> Sequence[Route]
         """Run a tool. Stops if the client disconnects. A refused or failed call is a result with
         its status.
         """
-        call_request = await read(request, _CallRequest)
+        call_request = await read_body(request, _CallRequest)
         tool_call = external_call(
             call_request.request_id,
             request.path_params["name"],
@@ -202,7 +202,7 @@ def _call_routes(service: Tools, tool_sessions: ToolSessions) -> Sequence[Route]
 
     async def workflow(request: Request) -> Response:
         """Run a workflow and stream its events. It continues if the client disconnects."""
-        workflow_request = await read(request, _WorkflowRequest)
+        workflow_request = await read_body(request, _WorkflowRequest)
         events = service.run_workflow(
             workflow_request.workspace_id,
             workflow_request.capability_token,
@@ -224,7 +224,7 @@ def _approval_routes(service: Tools) -> Sequence[Route]:
 
     async def resolve(request: Request) -> Response:
         service.check_operator()
-        decision = await read(request, _Decision)
+        decision = await read_body(request, _Decision)
         item = await service.resolve(
             request.path_params["id"], allow=decision.allow, reason=decision.reason
         )

@@ -56,7 +56,7 @@ class _Move(Body):
 
 
 class _StoryDetails(Body):
-    """What the response contains in addition to GetStory."""
+    """The fields of the response that GetStory does not have."""
 
     history: tuple[_Moment, ...]
     moves: tuple[_Move, ...]
@@ -228,7 +228,7 @@ def _event_operations(planning: Planning) -> Sequence[HttpOperation]:
     async def events(request: Request) -> Response:
         """The events of the board after `Last-Event-ID`, as server-sent events."""
         last_event_id = request.headers.get("last-event-id", "0")
-        return ServerSentEvents(_follow(planning, _parse_seq(last_event_id, "Last-Event-ID")))
+        return ServerSentEvents(_follow_board(planning, _parse_seq(last_event_id, "Last-Event-ID")))
 
     return (
         HttpOperation(
@@ -331,7 +331,7 @@ async def _story_details(board: Board, card: StoryState) -> _StoryDetails:
     return _StoryDetails(history=moments, moves=_moves(card, principal))
 
 
-async def _follow(planning: Planning, after_seq: int) -> AsyncGenerator[str, None]:
+async def _follow_board(planning: Planning, after_seq: int) -> AsyncGenerator[str, None]:
     yield ": the board\n"  # tells the client that it is connected
     async with aclosing(
         planning.WatchStories(pb.WatchStoriesRequest(after_seq=after_seq), None)

@@ -64,8 +64,8 @@ def last_seen(request: Request) -> int | None:
 
     Browsers that connect again send it as a header. Raises `InvalidRequest`.
     """
-    seen = request.headers.get("last-event-id") or request.query_params.get("after")
-    return None if seen is None else read_seq("after", seen)
+    last_id = request.headers.get("last-event-id") or request.query_params.get("after")
+    return None if last_id is None else read_seq("after", last_id)
 
 
 class BoardChanges:
@@ -73,7 +73,7 @@ class BoardChanges:
 
     def __init__(self, board: Board) -> None:
         self._board = board
-        self._needed: LRUCache[Hashable, int] = LRUCache(_MAX_CACHED_COUNTS)
+        self._needed_counts: LRUCache[Hashable, int] = LRUCache(_MAX_CACHED_COUNTS)
 
     async def follow(
         self, principal: Principal, after: int | None = None
@@ -85,7 +85,7 @@ class BoardChanges:
         event "needed" says how many stories need the user, at first (with `after`) and when that
         changes.
         """
-        needed = None
+        needed_count = None
         async with aclosing(self._board.watch(None, principal)) as batches:
             async for batch in batches:
                 if batch:
@@ -98,9 +98,9 @@ class BoardChanges:
                     yield _change(changed)
                 if batch or after is not None:
                     count = await self._count_needed(batch[-1].seq if batch else None, principal)
-                    if count != needed:
-                        needed = count
-                        yield f"event: needed\ndata: {needed}\n"
+                    if count != needed_count:
+                        needed_count = count
+                        yield f"event: needed\ndata: {needed_count}\n"
                 if batch:
                     await asyncio.sleep(NOTIFY_SECONDS)
 
@@ -114,10 +114,12 @@ class BoardChanges:
         stories are counted once for all users of a tenant with the same roles.
         """
         key = principal.tenant, principal.all_roles, seq
-        if seq is None or (count := self._needed.get(key)) is None:
+        if seq is None or (count := self._needed_counts.get(key)) is None:
             cards = await self._board.cards(principal)
             # In a thread, because there may be many stories.
-            count = self._needed[key] = await asyncio.to_thread(count_needed, cards, principal)
+            count = self._needed_counts[key] = await asyncio.to_thread(
+                count_needed, cards, principal
+            )
         return count
 
 
@@ -154,7 +156,7 @@ Cards = Sequence[StoryState]
 
 @dataclass(frozen=True, slots=True)
 class _Filter:
-    """What the URL narrows the board to. `show` is needs-you, archived, or empty for all."""
+    """The filter of the board in a URL. `show` is needs-you, archived, or empty for all."""
 
     show: str = ""
     query: str = ""
@@ -179,7 +181,7 @@ class _Filter:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class _CardRange:
     """The cards to render: those of `column` whose last event is before `before`, or those that
     changed after the event `after`. By default the first cards of each column.
     """
@@ -189,7 +191,7 @@ class _Cut:
     after: int | None = None
 
     @classmethod
-    def of(cls, request: Request) -> _Cut:
+    def of(cls, request: Request) -> _CardRange:
         """Read the cut of a URL. Raises `InvalidRequest`."""
         column = request.query_params.get("column", "")
         if column not in {"", *lifecycle().columns, *lifecycle().off_board}:
@@ -245,13 +247,18 @@ class _Boards:
         self._cards_lock = Lock()  # boards are rendered in threads
 
     async def render(
-        self, shown: _Filter, cut: _Cut, principal: Principal, *, is_fragment: bool
+        self,
+        board_filter: _Filter,
+        card_range: _CardRange,
+        principal: Principal,
+        *,
+        is_fragment: bool,
     ) -> tuple[Markup, int, int]:
         """Return the HTML, the number of the last event on the board, and the seconds after which
         the page fetches the progress again, 0 for never.
         """
         # A later event that is not read yet will be announced to the page.
-        cards = await self._dependencies.stories.board.cards(principal, cut.after)
+        cards = await self._dependencies.stories.board.cards(principal, card_range.after)
         summary = self._summaries.get(principal.tenant)
         if summary is None or summary.cards is not cards:
             summary = self._summaries[principal.tenant] = await asyncio.to_thread(_summarize, cards)
@@ -260,13 +267,13 @@ class _Boards:
         key = (
             principal.tenant,
             principal.all_roles,
-            shown,
-            cut,
+            board_filter,
+            card_range,
             is_fragment,
             seq,
             *progress.items(),
         )
-        if (found := self._rendered.get(key)) is None:
+        if (rendered := self._rendered.get(key)) is None:
             refresh = _REFRESH_SECONDS if progress else 0
             context = {
                 "progress": progress,
@@ -275,35 +282,38 @@ class _Boards:
                 "is_fragment": is_fragment,
             }
             # In a thread, because a board may be large.
-            content = await asyncio.to_thread(self._render, cards, shown, cut, principal, context)
-            found = self._rendered[key] = content, seq, refresh
-        return found
+            content = await asyncio.to_thread(
+                self._render, cards, board_filter, card_range, principal, context
+            )
+            rendered = self._rendered[key] = content, seq, refresh
+        return rendered
 
     def _render(
         self,
         cards: Cards,
-        shown: _Filter,
-        cut: _Cut,
+        board_filter: _Filter,
+        card_range: _CardRange,
         principal: Principal,
         context: Mapping[str, Any],
     ) -> Markup:
-        matching = [card for card in cards if shown.matches(card, principal)]
+        matching = [card for card in cards if board_filter.matches(card, principal)]
         columns = group_by_state(sorted(matching, key=lambda card: -card.seq))
         table = lifecycle()
-        states = table.off_board if shown.show == "archived" else table.columns
-        if context["is_fragment"] and cut.column:
-            states = (cut.column,)
+        states = table.off_board if board_filter.show == "archived" else table.columns
+        if context["is_fragment"] and card_range.column:
+            states = (card_range.column,)
         on_board = [card for card in cards if card.position.state in table.columns]
-        after = cut.after
+        after = card_range.after
         return part(
             "cards.html",
             columns=[
-                (state, len(columns[state]), cut.cards(state, columns[state])) for state in states
+                (state, len(columns[state]), card_range.cards(state, columns[state]))
+                for state in states
             ],
             is_change=after is not None,
             changed=[card.story.id for card in cards if after is not None and card.seq > after],
-            cut=cut,
-            shown=shown,
+            card_range=card_range,
+            board_filter=board_filter,
             needed=count_needed(on_board, principal),
             total=len(on_board),
             archived=len(cards) - len(on_board),
@@ -365,22 +375,24 @@ def board_routes(
     boards = _Boards(dependencies)
 
     async def board(request: Request, session: Session) -> Response:
-        shown, cut = _Filter.of(request), _Cut.of(request)
+        board_filter, card_range = _Filter.of(request), _CardRange.of(request)
         content, seq, refresh = await boards.render(
-            shown, cut, session.principal, is_fragment=False
+            board_filter, card_range, session.principal, is_fragment=False
         )
         return page(
             "board.html",
             session=session,
             board=content,
-            shown=shown,
+            board_filter=board_filter,
             seq=seq,
             refresh=refresh,
         )
 
     async def cards(request: Request, session: Session) -> Response:
-        shown, cut = _Filter.of(request), _Cut.of(request)
-        content, _, _ = await boards.render(shown, cut, session.principal, is_fragment=True)
+        board_filter, card_range = _Filter.of(request), _CardRange.of(request)
+        content, _, _ = await boards.render(
+            board_filter, card_range, session.principal, is_fragment=True
+        )
         return fragment(content)
 
     async def changes(request: Request, session: Session) -> Response:

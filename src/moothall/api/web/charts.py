@@ -205,8 +205,8 @@ class BarChart:
 
 def draw_bars(days: Sequence[date], series: Sequence[Series]) -> BarChart | None:
     """Return the chart of some days, None if all values are zero."""
-    shown = tuple(one for one in series if one.total > 0)
-    top = max((sum(one.values.get(day, 0) for one in shown) for day in days), default=0)
+    visible_series = tuple(item for item in series if item.total > 0)
+    top = max((sum(item.values.get(day, 0) for item in visible_series) for day in days), default=0)
     if not top:
         return None
     step = _step(top)
@@ -217,12 +217,12 @@ def draw_bars(days: Sequence[date], series: Sequence[Series]) -> BarChart | None
     for index, day in enumerate(days):
         x = round(_LEFT + index * slot + (slot - width) / 2, 1)
         bottom = float(_HEIGHT - _BOTTOM)
-        for one in shown:
-            if (value := one.values.get(day, 0)) > 0:
+        for item in visible_series:
+            if (value := item.values.get(day, 0)) > 0:
                 height = value * scale
                 bottom -= height
-                title = f"{day:%d %b}: {one.name}, {value:,.0f}"
-                bars.append(Bar(x, round(bottom, 1), width, round(height, 1), one.tone, title))
+                title = f"{day:%d %b}: {item.name}, {value:,.0f}"
+                bars.append(Bar(x, round(bottom, 1), width, round(height, 1), item.tone, title))
     every = math.ceil(len(days) / _MAX_LABELS)
     return BarChart(
         tuple(bars),
@@ -235,7 +235,7 @@ def draw_bars(days: Sequence[date], series: Sequence[Series]) -> BarChart | None
             for index, day in enumerate(days)
             if (len(days) - 1 - index) % every == 0
         ),
-        shown,
+        visible_series,
         tuple(days),
     )
 

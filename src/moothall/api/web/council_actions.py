@@ -68,32 +68,34 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
         await council_actions.pause(deliberations, task_id, session.principal, paused=paused)
         return redirect(f"/councils/{task_id}")
 
-    async def remark(request: Request, session: Session) -> Response:
+    async def comment_on_line(request: Request, session: Session) -> Response:
         """Comment on a line of a candidate's diff. The position must exist in the diff."""
         form = await read_session_form(request, session)
         task_id = check_task_id(request.path_params["id"])
         outcome = await deliberations.result(task_id, session.principal)
-        found = await asyncio.to_thread(find_line, outcome, form.get("on", ""))
-        if found is None or found.line.kind == "place" or not outcome.story_id:
+        found_line = await asyncio.to_thread(find_line, outcome, form.get("on", ""))
+        if found_line is None or found_line.line.kind == "place" or not outcome.story_id:
             raise InvalidRequest(
                 "the diffs of this task have no such line; go back and click the number of a line"
             )
         await council_actions.remark_on(
             dependencies.stories.board,
             outcome,
-            found.line,
+            found_line.line,
             form.get("comment", ""),
             session.principal,
             key=form.get("key", ""),
         )
-        place = OpenFile.of_line(found)
+        place = OpenFile.of_line(found_line)
         return redirect(f"/councils/{task_id}?{place.query}#line-{form['on']}")
 
     return [
         Route("/councils/{id}/cancel", require_session(cancel, sessions), methods=["POST"]),
         Route("/councils/{id}/steer", require_session(steer, sessions), methods=["POST"]),
         Route("/councils/{id}/pause", require_session(pause, sessions), methods=["POST"]),
-        Route("/councils/{id}/remark", require_session(remark, sessions), methods=["POST"]),
+        Route(
+            "/councils/{id}/remark", require_session(comment_on_line, sessions), methods=["POST"]
+        ),
     ]
 
 
@@ -173,9 +175,11 @@ class OpenFile:
     start: int = 0
 
     @classmethod
-    def of_line(cls, found: FoundLine) -> OpenFile:
+    def of_line(cls, found_line: FoundLine) -> OpenFile:
         """Return the part of a file that contains a line."""
-        return cls(found.rank, found.file, found.index // MAX_DIFF_LINES * MAX_DIFF_LINES)
+        return cls(
+            found_line.rank, found_line.file, found_line.index // MAX_DIFF_LINES * MAX_DIFF_LINES
+        )
 
     @classmethod
     def of(cls, request: Request) -> OpenFile:
@@ -237,7 +241,7 @@ def ask_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Ro
             questions=[view for view in latest if view.protocol == "ask"][:_MAX_SHOWN],
         )
 
-    async def ask(request: Request, session: Session) -> Response:
+    async def submit_question(request: Request, session: Session) -> Response:
         if request.method == "GET":
             return await form(session, {})
         fields = await read_session_form(request, session)
@@ -250,7 +254,7 @@ def ask_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Ro
             return await form(session, fields, error.message)
         return redirect(f"/councils/{deliberation.own_id}")
 
-    return [Route("/ask", require_session(ask, sessions), methods=["GET", "POST"])]
+    return [Route("/ask", require_session(submit_question, sessions), methods=["GET", "POST"])]
 
 
 def _request(fields: Mapping[str, str]) -> DeliberationRequest:

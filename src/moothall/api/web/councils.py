@@ -139,8 +139,8 @@ async def _council_context(
 
 def _open_file(request: Request, outcome: Outcome) -> OpenFile:
     """Return the file that the URL asks for, by number or by a line."""
-    found = find_line(outcome, request.query_params.get("on", ""))
-    return OpenFile.of_line(found) if found else OpenFile.of(request)
+    found_line = find_line(outcome, request.query_params.get("on", ""))
+    return OpenFile.of_line(found_line) if found_line else OpenFile.of(request)
 
 
 def _lines(dependencies: ApiDependencies, sessions: Sessions) -> Route:
@@ -257,20 +257,20 @@ def _seat_view(progress: Progress, outcome: Outcome, lane: SeatProgress) -> Mapp
     state = progress.state
     view = None if state is None else seat_view(state, lane.seat)
     has_ended = outcome.status.ended or lane.activity == ENDED
-    end = (
+    end_time = (
         parse_time(lane.ended_at)
         if lane.ended_at
         else None
         if outcome.status.ended
         else datetime.now(UTC)
     )
-    start = parse_time(lane.started_at)
+    start_time = parse_time(lane.started_at)
     return {
         "lane": lane,
         "view": view,
         "usage": _usage(progress, lane.seat),
         "has_ended": has_ended,
-        "seconds": (end - start).total_seconds() if end and start else 0,
+        "seconds": (end_time - start_time).total_seconds() if end_time and start_time else 0,
     }
 
 
@@ -312,10 +312,10 @@ def _usage(progress: Progress, seat: str = "") -> Usage:
 
 def _elapsed_seconds(progress: Progress, outcome: Outcome) -> float:
     """Return the seconds from a request to its decision, or until now."""
-    requested = progress.state.requested if progress.state else None
-    if outcome.status.ended or requested is None:
+    request_event = progress.state.requested if progress.state else None
+    if outcome.status.ended or request_event is None:
         return outcome.duration_ms / 1000
-    return (datetime.now(UTC) - requested.time).total_seconds()
+    return (datetime.now(UTC) - request_event.time).total_seconds()
 
 
 def undecided_answers(outcome: Outcome) -> list[tuple[str, list[str]]]:
@@ -365,12 +365,13 @@ def step_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
         context: dict[str, Any] = {"block": block, "call": calls.get(block.call), "full": True}
         if "part" in request.query_params:
             return fragment(await asyncio.to_thread(part, "step.html", **context))
-        requested = progress.state.requested if progress.state else None
+        request_event = progress.state.requested if progress.state else None
         return page(
             "step_page.html",
             session=session,
             task_id=task_id,
-            title=council_title(requested.value if requested else None) or f"Task {task_id}",
+            title=council_title(request_event.value if request_event else None)
+            or f"Task {task_id}",
             lane=lane,
             index=index,
             count=len(blocks),
@@ -412,43 +413,43 @@ def runs_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
         state, number = request.query_params.get("state", ""), _page_number(request)
         if state not in _STATES:
             raise InvalidRequest(f"state is {state[:40]!r}; allowed are live, ended and failed")
-        query, sort = read_query(request), request.query_params.get("sort", "")
-        if sort and sort not in _SORT_KEYS:
-            raise InvalidRequest(f"sort is {sort[:40]!r}; allowed are {', '.join(_SORT_KEYS)}")
+        query, sort_key = read_query(request), request.query_params.get("sort", "")
+        if sort_key and sort_key not in _SORT_KEYS:
+            raise InvalidRequest(f"sort is {sort_key[:40]!r}; allowed are {', '.join(_SORT_KEYS)}")
         first = (number - 1) * _PAGE_SIZE
         # One more than are shown tells whether there is a next page.
-        found = (
-            await _list_sorted(dependencies, session, state, query, sort)
-            if sort
+        views = (
+            await _list_sorted(dependencies, session, state, query, sort_key)
+            if sort_key
             else await dependencies.records.tasks.list_tasks(
                 session.principal, state, first + _PAGE_SIZE + 1, query=query
             )
         )[first : first + _PAGE_SIZE + 1]
-        shown = found[:_PAGE_SIZE]
+        page_runs = views[:_PAGE_SIZE]
         return page(
             "runs.html",
             session=session,
-            runs=shown,
+            runs=page_runs,
             states=_STATES,
             state=state,
             query=query,
-            sort=sort,
+            sort=sort_key,
             title_of=title_of,
             number=number,
-            has_next=len(found) > _PAGE_SIZE and number < _MAX_PAGE,
-            refresh=REFRESH_SECONDS if any(not view.status.ended for view in shown) else 0,
+            has_next=len(views) > _PAGE_SIZE and number < _MAX_PAGE,
+            refresh=REFRESH_SECONDS if any(not view.status.ended for view in page_runs) else 0,
         )
 
     return [Route("/runs", require_session(runs, sessions))]
 
 
 async def _list_sorted(
-    dependencies: ApiDependencies, session: Session, state: str, query: str, sort: str
+    dependencies: ApiDependencies, session: Session, state: str, query: str, sort_key: str
 ) -> Sequence[TaskView]:
     views = await dependencies.records.tasks.list_tasks(
         session.principal, state, _MAX_PAGE * _PAGE_SIZE, query=query
     )
-    return sorted(views, key=_SORT_KEYS[sort])
+    return sorted(views, key=_SORT_KEYS[sort_key])
 
 
 def _page_number(request: Request) -> int:

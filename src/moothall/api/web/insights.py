@@ -47,7 +47,7 @@ class DoneStory:
     """A finished story, and the seconds from its creation to its end."""
 
     card: StoryState
-    done: datetime
+    end_time: datetime
     seconds: float
 
 
@@ -81,17 +81,17 @@ def insights_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequen
         since = datetime.combine(days[0], time(), UTC)
         runs = await dependencies.records.statistics.list_runs(principal, since)
         cards = await dependencies.stories.board.cards(principal)
-        done = await asyncio.to_thread(_done_stories, cards, since)
+        done_stories = await asyncio.to_thread(_done_stories, cards, since)
         models = await _usage_by_model(dependencies, runs)
         counted = [run for run in runs if not run.cancelled]
         won = [run for run in counted if run.won]
-        seconds = [story.seconds for story in done]
+        seconds = [story.seconds for story in done_stories]
 
         def draw() -> dict[str, Any]:
             return {
                 "tokens_chart": draw_bars(days, _model_series(models)),
                 "runs_chart": draw_bars(days, _run_series(counted)),
-                "done_chart": draw_bars(days, [_done_series(done)]),
+                "done_chart": draw_bars(days, [_done_series(done_stories)]),
             }
 
         return page(
@@ -102,8 +102,8 @@ def insights_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequen
             runs=runs,
             usage=sum((run.usage for run in runs), start=Usage()),
             models=models,
-            done=done[:_MAX_STORIES],
-            done_count=len(done),
+            done=done_stories[:_MAX_STORIES],
+            done_count=len(done_stories),
             lead=(median(seconds), ninth_decile(seconds)) if seconds else None,
             win_rate=len(won) / len(counted) if counted else None,
             proven_rate=sum(run.level == _PROVEN for run in won) / len(won) if won else None,
@@ -134,10 +134,15 @@ async def _usage_by_model(
     usage: dict[str, dict[date, Usage]] = defaultdict(lambda: defaultdict(Usage))
     default = dependencies.models.default.model or "default"
     for run in runs:
-        for name, used in (await dependencies.records.statistics.usage_by_model(run)).items():
+        for name, model_usage in (
+            await dependencies.records.statistics.usage_by_model(run)
+        ).items():
             by_day = usage[name or default]
-            by_day[_day(run)] += used
-    totals = {name: sum(used.tokens for used in by_day.values()) for name, by_day in usage.items()}
+            by_day[_day(run)] += model_usage
+    totals = {
+        name: sum(model_usage.tokens for model_usage in by_day.values())
+        for name, by_day in usage.items()
+    }
     return [
         (name, usage[name])
         for name in sorted(usage, key=lambda name: -totals[name])
@@ -147,14 +152,14 @@ async def _usage_by_model(
 
 def _model_series(models: Sequence[tuple[str, Mapping[date, Usage]]]) -> list[Series]:
     series = [
-        Series(name, f"tone-{number}", {day: used.tokens for day, used in usage.items()})
+        Series(name, f"tone-{number}", {day: day_usage.tokens for day, day_usage in usage.items()})
         for number, (name, usage) in enumerate(models[:_MAX_MODELS])
     ]
-    others: dict[date, float] = defaultdict(float)
+    other_tokens: dict[date, float] = defaultdict(float)
     for _, usage in models[_MAX_MODELS:]:
-        for day, used in usage.items():
-            others[day] += used.tokens
-    return [*series, Series("other models", "tone-rest", others)]
+        for day, day_usage in usage.items():
+            other_tokens[day] += day_usage.tokens
+    return [*series, Series("other models", "tone-rest", other_tokens)]
 
 
 def _run_series(runs: Sequence[EndedRun]) -> list[Series]:
@@ -175,10 +180,10 @@ def _done_stories(cards: Sequence[StoryState], since: datetime) -> list[DoneStor
     for card in cards:
         if card.position.state not in lifecycle().end or card.entered is None:
             continue
-        created, done = parse_time(card.created_time), parse_time(card.entered.time)
-        if created and done and done >= since:
-            stories.append(DoneStory(card, done, (done - created).total_seconds()))
-    return sorted(stories, key=lambda story: story.done, reverse=True)
+        created, end_time = parse_time(card.created_time), parse_time(card.entered.time)
+        if created and end_time and end_time >= since:
+            stories.append(DoneStory(card, end_time, (end_time - created).total_seconds()))
+    return sorted(stories, key=lambda story: story.end_time, reverse=True)
 
 
 def ninth_decile(seconds: Sequence[float]) -> float:
@@ -188,10 +193,10 @@ def ninth_decile(seconds: Sequence[float]) -> float:
     return quantiles(seconds, n=10, method="inclusive")[-1]
 
 
-def _done_series(done: Sequence[DoneStory]) -> Series:
+def _done_series(stories: Sequence[DoneStory]) -> Series:
     counts: dict[date, float] = defaultdict(float)
-    for story in done:
-        counts[story.done.astimezone(UTC).date()] += 1
+    for story in stories:
+        counts[story.end_time.astimezone(UTC).date()] += 1
     return Series("stories done", "tone-good", counts)
 
 
@@ -210,11 +215,11 @@ async def _budget_uses(
     for card in sorted(used_by, key=lambda card: -tokens[card.story.id])[:_MAX_STORIES]:
         story, link = card.story, f"/stories/{card.story.id}"
         account = await dependencies.stories.budgets.of(story.id, principal.tenant, story.budget)
-        used = account.spent + account.reserved
+        amount = account.spent + account.reserved
         stories.append(
             BudgetUse(
                 story.title,
-                used.tokens,
+                amount.tokens,
                 account.limit.tokens,
                 "tokens",
                 link,

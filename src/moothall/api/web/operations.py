@@ -140,8 +140,8 @@ def budget_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
         except InvalidRequest as error:
             quotas = await dependencies.quotas.read(tenant)
             return await show(session, tenant, quotas, form, error.message)
-        mine = tenant == session.principal.tenant
-        return redirect("/system/budgets" if mine else f"/system/budgets?tenant={tenant}")
+        is_own_tenant = tenant == session.principal.tenant
+        return redirect("/system/budgets" if is_own_tenant else f"/system/budgets?tenant={tenant}")
 
     async def show(
         session: Session,
@@ -295,13 +295,13 @@ def _graph_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
             )
         neighbours = await _with_titles(dependencies, _neighbours(rows[0]), session.principal)
         kind = read_query(request, "kind")
-        shown = [item for item in neighbours if kind in {"", item.label}]
+        visible = [item for item in neighbours if kind in {"", item.label}]
         context = {
             "node": rows[0]["node"],
-            "neighbours": shown,
+            "neighbours": visible,
             "kind": kind,
             "kinds": sorted(Counter(item.label for item in neighbours).items()),
-            "chart": draw_around(shown),
+            "chart": draw_around(visible),
             "node_text": _node_text(rows[0]["node"]),
             "is_cut": len(neighbours) >= _MAX_NEIGHBOURS,
             "limit": _MAX_NEIGHBOURS,
@@ -388,11 +388,13 @@ def _neighbours(row: Row) -> list[Neighbour]:
     texts = {(node["label"], node["id"]): _node_text(node) for node in row["neighbours"]}
     neighbours = []
     for relation in row["relationships"]:
-        start, end = ((relation[side]["label"], relation[side]["id"]) for side in ("from", "to"))
-        if center not in {start, end} or start == end:
+        source, target = (
+            (relation[side]["label"], relation[side]["id"]) for side in ("from", "to")
+        )
+        if center not in {source, target} or source == target:
             continue
-        leads = end == center
-        neighbour = start if leads else end
+        leads = target == center
+        neighbour = source if leads else target
         neighbours.append(Neighbour(*neighbour, texts.get(neighbour, ""), relation["type"], leads))
     return sorted(neighbours, key=lambda item: (not item.leads, item.relation, item.label, item.id))
 

@@ -124,13 +124,13 @@ def _colour(lexer_name: str, side: Sequence[tuple[int, DiffLine]]) -> Iterator[S
     lexer = get_lexer_by_name(lexer_name)
     for _, token, value in lexer.get_tokens_unprocessed(source):
         tone = _class_of(token)
-        first, *others = value.split("\n")
+        first, *further_lines = value.split("\n")
         last = pieces[-1]
         if last and last[-1][0] == tone:
             last[-1] = tone, last[-1][1] + first
         else:
             last.append((tone, first))
-        pieces += [[(tone, text)] for text in others]
+        pieces += [[(tone, text)] for text in further_lines]
     for text, line_pieces in zip(texts, pieces, strict=True):
         yield line_pieces if len(text) <= _MAX_LINE_CHARS else [("", text)]
 

@@ -122,9 +122,11 @@ def _common_reasons(results: Sequence[Result]) -> tuple[str, ...]:
     """Return the reasons that several results share."""
     if len(results) < 2:  # noqa: PLR2004 - several
         return ()
-    first, *others = results
+    first, *other_results = results
     return tuple(
-        reason for reason in first.reasons if all(reason in other.reasons for other in others)
+        reason
+        for reason in first.reasons
+        if all(reason in result.reasons for result in other_results)
     )
 
 
@@ -186,7 +188,7 @@ _RESULT_STATES = frozenset({"build", "test", "docs", "done"})
 _CONTINUING = frozenset({"repair", "retry"})
 """Plans that continue the work of the plan before; others begin a new design."""
 REPOSITORY = "the repository"
-OWN = "the author of the answer"
+AUTHOR = "the author of the answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +215,7 @@ class CriterionEvidence:
     @property
     def is_shown(self) -> bool:
         """Whether a test by another author than that of the answer supports it."""
-        return any(test.author != OWN for test in self.tests)
+        return any(test.author != AUTHOR for test in self.tests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +278,7 @@ async def read_councils(
     if card.position.state not in _RESULT_STATES:
         return Councils((), None)
 
-    async def read(task_id: str) -> tuple[Outcome, Progress] | None:
+    async def read_council(task_id: str) -> tuple[Outcome, Progress] | None:
         try:
             outcome = await dependencies.deliberations.result(TaskId(task_id), principal)
             return outcome, await dependencies.records.tasks.get_progress(
@@ -288,9 +290,11 @@ async def read_councils(
     tasks = [task for task in _tasks_since_design(rounds) if task.begun]
     check_id = _current_check(card)
     read_ids = [*(task.task_id for task in tasks), *([check_id] if check_id else [])]
-    found = await asyncio.gather(*map(read, read_ids))
-    check = found.pop() if check_id else None
-    councils = [TaskCouncil(task, *one) for task, one in zip(tasks, found, strict=True) if one]
+    records = await asyncio.gather(*map(read_council, read_ids))
+    check = records.pop() if check_id else None
+    councils = [
+        TaskCouncil(task, *record) for task, record in zip(tasks, records, strict=True) if record
+    ]
     return Councils(tuple(councils), check)
 
 
@@ -318,7 +322,7 @@ def story_result(
 ) -> StoryResult:
     """Return the result of a story from its councils."""
     current = {task.task_id for task in rounds[-1].steps} if rounds else set()
-    compared = tuple(
+    compared_results = tuple(
         (council, compare(council.outcome, council.progress))
         for council in councils.tasks
         if council.task.task_id in current and council.outcome.results
@@ -330,7 +334,7 @@ def story_result(
         criteria=tuple(
             _criterion(number, text, councils.tasks) for number, text in enumerate(card.story.ac, 1)
         ),
-        candidates=compared,
+        candidates=compared_results,
         seconds=_seconds_to_check(card, moves),
     )
 
@@ -370,7 +374,7 @@ def _tests_of(candidate: Candidate) -> Iterable[ShownBy]:
     if candidate.brings_tests:
         for item in candidate.assessment.evidence:
             for case in item.shown if item.check == OWN_TESTS else ():
-                yield ShownBy(case, OWN)
+                yield ShownBy(case, AUTHOR)
 
 
 def _seconds_to_check(card: StoryState, moves: Sequence[Event]) -> float:

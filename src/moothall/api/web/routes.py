@@ -78,10 +78,10 @@ async def _find_stories(
 ) -> list[Result]:
     """Return the stories that match, the most recently changed first."""
     cards = sorted(await dependencies.stories.board.cards(principal), key=lambda card: -card.seq)
-    found = (card for card in cards if matches(card, query))
+    matching_cards = (card for card in cards if matches(card, query))
     return [
         _result(card.story.title, f"Story, {card.position.state}", f"/stories/{card.story.id}")
-        for card in islice(found, _MAX_RESULTS)
+        for card in islice(matching_cards, _MAX_RESULTS)
     ]
 
 

@@ -272,7 +272,7 @@ class ChangedText:
 def rewrite_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     """Return the routes that ask the coach for a story, and show its rewrite."""
 
-    async def ask(request: Request, session: Session) -> Response:
+    async def request_rewrite(request: Request, session: Session) -> Response:
         form = await read_session_form(request, session)
         card = await dependencies.stories.board.card(request.path_params["id"], session.principal)
         if not may_edit(card, session):
@@ -310,7 +310,9 @@ def rewrite_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
 
     return [
         Route("/stories/suggest", require_session(suggest, sessions), methods=["POST"]),
-        Route("/stories/{id}/rewrite", require_session(ask, sessions), methods=["POST"]),
+        Route(
+            "/stories/{id}/rewrite", require_session(request_rewrite, sessions), methods=["POST"]
+        ),
         Route("/stories/{id}/rewrite", require_session(show, sessions)),
     ]
 

@@ -65,8 +65,8 @@ def status_of(card: StoryState, principal: Principal) -> tuple[str, str]:
     if state in {"build", "test"} and (failure := _failure(card)):
         return "lost", failure
     if state in {"design", "test", "docs"}:
-        mine = [event for event, _, reason in moves(card, principal) if not reason]
-        return ("needs", "needs you") if mine else ("open", "waits for others")
+        own_moves = [event for event, _, reason in moves(card, principal) if not reason]
+        return ("needs", "needs you") if own_moves else ("open", "waits for others")
     if (card.entered.data.get("event") if card.entered else "") == "stop":
         return "open", "stopped"
     return "open", ""
@@ -74,9 +74,9 @@ def status_of(card: StoryState, principal: Principal) -> tuple[str, str]:
 
 def _failure(card: StoryState) -> str:
     """Return what failed in a story's build or test, '' for nothing."""
-    end, check = card.ended, card.check
+    end_event, check = card.ended, card.check
     if card.position.state == "build":
-        has_failed = end is not None and end.data.get("status") != COMPLETED
+        has_failed = end_event is not None and end_event.data.get("status") != COMPLETED
         return "build failed" if has_failed else ""
     return "check failed" if check is not None and check.data.get("status") != PASSED else ""
 
@@ -204,7 +204,7 @@ def first_steps(cards: Sequence[StoryState]) -> Sequence[FirstStep]:
         return ()
     on_board = [card for card in cards if card.position.state in lifecycle().columns]
     furthest = max((order.index(card.position.state) for card in on_board), default=-1)
-    taken = 1 + (furthest > order.index(_DECIDED_IN[0])) if on_board else 0
+    taken_count = 1 + (furthest > order.index(_DECIDED_IN[0])) if on_board else 0
     waiting = {card.position.state: card.story.id for card in on_board}
     latest = max(on_board, key=lambda card: card.seq).story.id if on_board else ""
     links = ["/stories/new", *(f"/stories/{waiting.get(state, latest)}" for state in _DECIDED_IN)]
@@ -213,7 +213,7 @@ def first_steps(cards: Sequence[StoryState]) -> Sequence[FirstStep]:
             title,
             text,
             links[place],
-            "done" if place < taken else "current" if place == taken else "open",
+            "done" if place < taken_count else "current" if place == taken_count else "open",
         )
         for place, (title, text) in enumerate(_STEPS)
     ]

@@ -373,7 +373,7 @@ class Briefings:
         return [
             spec.name
             for spec in list_tools(
-                grant, without=self._rules.without(tenant), catalogue=self._rules.catalogue
+                grant, excluded=self._rules.hidden_tools(tenant), catalogue=self._rules.catalogue
             )
         ]
 

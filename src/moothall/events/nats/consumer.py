@@ -49,7 +49,7 @@ _MAX_PAUSE_SECONDS = 2.0  # a process may be this late without having been suspe
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """What events are given to: first `glance`, then `handle`."""
+    """The callbacks for events: first `glance`, then `handle`."""
 
     handle: Handler
     glance: Glance | None = None
@@ -70,7 +70,7 @@ class PullConsumer:
     reader: Reader
     capacity: Capacity
     waiting: asyncio.Queue[Msg] = field(default_factory=asyncio.Queue)
-    held: dict[str, Msg] = field(default_factory=dict)
+    held_messages: dict[str, Msg] = field(default_factory=dict)
     leases: dict[str, asyncio.Timeout] = field(default_factory=dict)
     unhandled: dict[str, list[Recorded | Permanent]] = field(default_factory=dict)
     """The events of glanced-at messages that remain to be handled."""
@@ -94,10 +94,11 @@ class PullConsumer:
                 group.create_task(self._pull(), name=f"{self.spec.name}: pull")
         finally:
             self.capacity.users -= 1
-            self.capacity.release(len(self.held))
-            held, self.held = self.held, {}  # handlers that end later must not release again
+            self.capacity.release(len(self.held_messages))
+            # Handlers that end later must not release again.
+            messages, self.held_messages = self.held_messages, {}
             with suppress(nats.errors.Error, OSError):
-                for message in held.values():
+                for message in messages.values():
                     await keep_cancellation(message.nak())
 
     async def _pull(self) -> None:
@@ -132,7 +133,7 @@ class PullConsumer:
     async def _pull_from(self, pull: Pull, capacity: int) -> None:
         """Hold arriving messages until other consumers have used up the capacity."""
         while True:
-            while len(self.held) >= capacity and self.capacity.users <= 1:
+            while len(self.held_messages) >= capacity and self.capacity.users <= 1:
                 self.has_room.clear()
                 await self.has_room.wait()
             if self._is_full and pull.arrived.empty():
@@ -145,7 +146,7 @@ class PullConsumer:
                 elif not await self._offer_to_glance(message):
                     self._add_held(message)
                     self.waiting.put_nowait(message)
-                message = pull.next_nowait() if len(self.held) < capacity else None
+                message = pull.next_nowait() if len(self.held_messages) < capacity else None
 
     @property
     def _is_full(self) -> bool:
@@ -157,17 +158,17 @@ class PullConsumer:
         receiving takes half of it, because idle consumers do not use their shares.
         """
         if self.capacity.users <= 1:
-            return capacity - len(self.held)
+            return capacity - len(self.held_messages)
         is_receiving = time.monotonic() - self.received_at < _RECEIVING_SECONDS
         return max(1, self.capacity.free // (2 if is_receiving else self.capacity.users))
 
     def _add_held(self, message: Msg) -> None:
-        self.held[message.reply] = message
+        self.held_messages[message.reply] = message
         self.capacity.hold()
 
     def _release(self, reply: str) -> bool:
         """Stop holding a message; return whether it was held."""
-        if self.held.pop(reply, None) is None:
+        if self.held_messages.pop(reply, None) is None:
             return False
         self.capacity.release()
         self.has_room.set()
@@ -221,34 +222,37 @@ class PullConsumer:
         while True:
             await self._record_connection()
             await asyncio.sleep(ack_wait / 3)
-            if time.monotonic() - last_progress > max(ack_wait, _MAX_PAUSE_SECONDS) and self.held:
+            if (
+                time.monotonic() - last_progress > max(ack_wait, _MAX_PAUSE_SECONDS)
+                and self.held_messages
+            ):
                 self._drop_held()
             if self.stored.client.is_connected:
                 last_progress = time.monotonic()
-            for message in tuple(self.held.values()):
+            for message in tuple(self.held_messages.values()):
                 with suppress(nats.errors.Error):
                     self.stored.client.publish_nowait(message.reply, Msg.Ack.Progress)
 
     async def _record_connection(self) -> None:
-        lost = self.stored.client.stats["reconnects"]
+        reconnects = self.stored.client.stats["reconnects"]
         if (
             self.spec.stream != WORK.name
-            or self.baseline[0] == lost
+            or self.baseline[0] == reconnects
             or self.stored.settings.replicas > 1
         ):
             return
         with suppress(BusUnavailable):
-            self.baseline = (lost, (await self.stored.state(self.spec.stream)).last_seq)
+            self.baseline = (reconnects, (await self.stored.state(self.spec.stream)).last_seq)
 
     def _is_fresh(self, message: Msg, place: DeliveryPlace) -> bool:
-        """Whether the message is work that no consumer can have begun."""
-        lost, last_seq = self.baseline
+        """Return whether the message is work that no consumer can have begun."""
+        reconnects, last_seq = self.baseline
         marked = message.headers is not None and message.headers.keys() >= FRESH.keys()
         return (
             marked
             and place.deliveries == 1
             and place.seq > last_seq
-            and self.stored.client.stats["reconnects"] == lost
+            and self.stored.client.stats["reconnects"] == reconnects
         )
 
     def _drop_held(self) -> None:
@@ -258,10 +262,10 @@ class PullConsumer:
         log.warning(
             "process was suspended too long; its messages go to other consumers",
             durable=self.spec.name,
-            held=len(self.held),
+            held=len(self.held_messages),
         )
-        self.capacity.release(len(self.held))
-        self.held.clear()
+        self.capacity.release(len(self.held_messages))
+        self.held_messages.clear()
         self.unhandled.clear()
         for lease in self.leases.values():
             if not lease.expired():  # else it was dropped before, and its handler is still ending
@@ -271,10 +275,10 @@ class PullConsumer:
     async def _work(self) -> None:
         while True:
             message = await self.waiting.get()
-            if message.reply not in self.held:
+            if message.reply not in self.held_messages:
                 continue  # dropped while it waited
             async with self.capacity.turns:
-                if message.reply in self.held:
+                if message.reply in self.held_messages:
                     await self._handle_logged(message)
 
     async def _handle_logged(self, message: Msg) -> None:
@@ -305,7 +309,7 @@ class PullConsumer:
             deliveries=place.deliveries,
         )
         if isinstance(verdict, Bury):
-            verdict = await self._bury(message, verdict)
+            verdict = await self._store_dead_letter(message, verdict)
         # If the answer is lost, the message is only delivered again.
         with suppress(nats.errors.Error):
             match verdict:
@@ -328,7 +332,7 @@ class PullConsumer:
             return remaining
         place = DeliveryPlace.parse(message.reply)
         extra = {
-            "about": registry.about(message.subject),
+            "about": registry.topic_id_of(message.subject),
             "deliveries": str(place.deliveries),
             "place": str(place.number),
         }
@@ -341,7 +345,7 @@ class PullConsumer:
             )
         return batching.to_records(place.seq, events, extra)
 
-    async def _bury(self, message: Msg, verdict: Bury) -> Bury | Nak:
+    async def _store_dead_letter(self, message: Msg, verdict: Bury) -> Bury | Nak:
         """Store the dead letter; only after that is the message given up."""
         place = message.metadata
         log.warning(
@@ -359,7 +363,7 @@ class PullConsumer:
             place.num_delivered,
         )
         try:
-            await raw_store.bury(self.stored, origin, message.data, verdict)
+            await raw_store.store_dead_letter(self.stored, origin, message.data, verdict)
         except (BusUnavailable, Permanent) as error:
             return Nak(
                 self.stored.limits.retry_seconds,
@@ -381,7 +385,7 @@ _ERRORS = (nats.errors.Error, TimeoutError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _QueueReport:
     """A report of the bus on the queue of a role: whether deliberations wait for a turn, and how
     many more fit into the queue itself.
 
@@ -403,7 +407,7 @@ class WorkQueue:
         self._begun: Counter[str] = Counter()
         self._ended: Counter[str] = Counter()
         self._failing: set[tuple[str, str]] = set()
-        self._looks: dict[str, _Look] = {}
+        self._reports: dict[str, _QueueReport] = {}
         self._entering: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def enter(self, role: str) -> bool:
@@ -417,26 +421,26 @@ class WorkQueue:
         until = time.monotonic() + _FULL_SECONDS
         async with self._entering[role]:
             while True:
-                look = await self._look(role)
-                if not self._is_full(role, look):
+                report = await self._read_report(role)
+                if not self._is_full(role, report):
                     self._begun[role] += 1
                     return True
-                if look.has_waiting or time.monotonic() > until:
+                if report.has_waiting or time.monotonic() > until:
                     return False
                 await asyncio.sleep(_AGAIN_SECONDS)
 
-    def _is_full(self, role: str, look: _Look) -> bool:
-        """Whether the next deliberation must wait for a turn: others do, or the queue may be full,
-        with those sent since the bus was asked or being sent.
+    def _is_full(self, role: str, report: _QueueReport) -> bool:
+        """Return whether the next deliberation must wait for a turn: others do, or the queue may be
+        full, with those sent since the bus was asked or being sent.
         """
-        return look.has_waiting or self._begun[role] - look.ended >= look.free
+        return report.has_waiting or self._begun[role] - report.ended >= report.free
 
-    async def _look(self, role: str) -> _Look:
+    async def _read_report(self, role: str) -> _QueueReport:
         """Return what the bus says about a queue. An answer is used again for a moment, and longer
         if the queue is not full.
         """
         at, ended = time.monotonic(), self._ended[role]
-        if (last := self._looks.get(role)) is not None:
+        if (last := self._reports.get(role)) is not None:
             kept_seconds = _AGAIN_SECONDS if self._is_full(role, last) else _LOOK_SECONDS
             if at - last.at < kept_seconds:
                 return last
@@ -446,8 +450,8 @@ class WorkQueue:
             free = 0 if has_waiting else await self._count_free(role)
         except _ERRORS:
             log.debug("the bus did not report how many deliberations wait", role=role)
-        look = self._looks[role] = _Look(has_waiting, free, ended, at)
-        return look
+        report = self._reports[role] = _QueueReport(has_waiting, free, ended, at)
+        return report
 
     def leave(self, role: str) -> None:
         """Note that a deliberation was sent, or that sending it failed."""
@@ -461,7 +465,7 @@ class WorkQueue:
         )
         waiting: dict[str, Counter[str]] = defaultdict(Counter)
         for subject, count in (info.state.subjects or {}).items():
-            if (parsed := parse_waiting(registry.about(subject))) is not None:
+            if (parsed := parse_waiting(registry.topic_id_of(subject))) is not None:
                 waiting[parsed[0]][parsed[1]] = count
         return waiting
 
@@ -471,25 +475,25 @@ class WorkQueue:
         """
         while True:
             waiting: dict[str, Counter[str]] = {}
-            moved = 0
+            moved_count = 0
             try:
                 waiting = await self.waiting()
                 for role, tenants in waiting.items():
-                    moved += await self._fill(role, tenants)
+                    moved_count += await self._fill_queue(role, tenants)
             except (*_ERRORS, BusUnavailable) as error:
                 log.info("waiting work was not moved; will retry", reason=str(error))
-            if not moved:
+            if not moved_count:
                 await asyncio.sleep(_BUSY_SECONDS if waiting else _IDLE_SECONDS)
 
-    async def _fill(self, role: str, tenants: Counter[str]) -> int:
+    async def _fill_queue(self, role: str, tenants: Counter[str]) -> int:
         """Fill the queue of a role, and return how many deliberations were moved."""
-        moved = 0
+        moved_count = 0
         for _ in range(await self._count_free(role)):
             if (tenant := self._turns[role].choose(tenants)) is None:
                 break
             tenants[tenant] -= 1
             try:
-                await self._move(role, tenant)
+                await self._move_oldest(role, tenant)
             except MoothallError as error:
                 tenants[tenant] = 0  # other tenants continue
                 if (role, tenant) not in self._failing:
@@ -498,10 +502,10 @@ class WorkQueue:
                     log.warning("waiting work cannot move", role=role, tenant=tenant, reason=reason)
                 continue
             self._failing.discard((role, tenant))
-            moved += 1
-        return moved
+            moved_count += 1
+        return moved_count
 
-    async def _move(self, role: str, tenant: str) -> None:
+    async def _move_oldest(self, role: str, tenant: str) -> None:
         """Move the oldest deliberation of a tenant into the queue of its role."""
         try:
             oldest = await keep_cancellation(

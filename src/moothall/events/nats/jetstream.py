@@ -199,7 +199,7 @@ class JetStreamBus:
         if not delivery.is_shared(topic):
             await self._put(address, event, "work", headers)
             return
-        role = registry.about(address)
+        role = registry.topic_id_of(address)
         if not await self._work.enter(role):
             address = registry.work_subject(delivery.waiting_topic(role, event.tenant))
             await self._put(address, event, "work")
@@ -217,9 +217,9 @@ class JetStreamBus:
         self, subject: str, event: Event, label: str, headers: Mapping[str, str] = NO_HEADERS
     ) -> int:
         with _publish_span(subject, event):
-            return await (await self._send(subject, event, label, headers))
+            return await (await self._send_event(subject, event, label, headers))
 
-    async def _send(
+    async def _send_event(
         self, subject: str, event: Event, label: str, headers: Mapping[str, str] = NO_HEADERS
     ) -> asyncio.Future[int]:
         for token in subject.split("."):
@@ -295,7 +295,9 @@ class JetStreamBus:
         except InvalidRequest as error:
             events = [error]
         records = batching.to_records(
-            raw.seq, events, {"about": registry.about(raw.subject), "time": raw.time.isoformat()}
+            raw.seq,
+            events,
+            {"about": registry.topic_id_of(raw.subject), "time": raw.time.isoformat()},
         )
         for record in records:
             if not isinstance(record, Recorded):
@@ -311,8 +313,8 @@ class JetStreamBus:
         return [record for record in records if isinstance(record, Recorded)]
 
     def _reads_directly(self, subjects: Sequence[str], *, few_remain: bool = False) -> bool:
-        """Whether to read directly from the stream: for subjects without patterns, or for one
-        pattern if few records remain. Not with replicas: a lagging one might answer.
+        """Return whether to read directly from the stream: for subjects without patterns, or for
+        one pattern if few records remain. Not with replicas: a lagging one might answer.
         """
         has_few_records = few_remain and len(subjects) == 1
         literal = not any("*" in subject or ">" in subject for subject in subjects)
@@ -397,7 +399,7 @@ class JetStreamBus:
     async def list_ids(self, channel: Channel) -> Sequence[str]:
         """Return the ids of all subjects of a channel of the log."""
         return [
-            registry.about(subject)
+            registry.topic_id_of(subject)
             for subject in await self.subjects(registry.EVENTS.name, registry.subject(channel.all))
         ]
 

@@ -53,10 +53,10 @@ async def prune(store: RawStore, keep: int) -> int:
     if keep == 0:
         return await store.purge(EVENTS.name, (await store.state(EVENTS.name)).last_seq + 1)
     # Seqs have gaps, so the first event to keep may be further back than counting seqs suggests.
-    kept: deque[int] = deque(maxlen=keep)
+    last_seqs: deque[int] = deque(maxlen=keep)
     async for raw in store.raw(EVENTS.name):
-        kept.append(raw.seq)
-    return await store.purge(EVENTS.name, kept[0]) if kept else 0
+        last_seqs.append(raw.seq)
+    return await store.purge(EVENTS.name, last_seqs[0]) if last_seqs else 0
 
 
 async def prune_audit(bus: JetStreamBus, keep_days: int | None) -> int:
@@ -106,8 +106,8 @@ async def prune_blobs(bus: JetStreamBus, *, young: timedelta = MIN_AGE) -> int:
             stored[str(info["name"])] = (raw.subject, str(info["nuid"]))
     if not stored:
         return 0
-    used = await _find_used(bus)
-    dropped = {name: seq for name, seq in stored.items() if name not in used}
+    used_names = await _find_used(bus)
+    dropped = {name: seq for name, seq in stored.items() if name not in used_names}
     for subject, nuid in dropped.values():
         # the entry first: without it nobody looks for the content
         await bus.drop(BLOBS_STREAM, subject)
@@ -117,7 +117,7 @@ async def prune_blobs(bus: JetStreamBus, *, young: timedelta = MIN_AGE) -> int:
 
 async def _find_used(bus: JetStreamBus) -> frozenset[str]:
     """Return every value that a record refers to, directly or through another value."""
-    used: set[str] = set()
+    used_names: set[str] = set()
     for stream in (
         EVENTS.name,
         WORK.name,
@@ -126,14 +126,14 @@ async def _find_used(bus: JetStreamBus) -> frozenset[str]:
     ):
         async for raw in bus.raw(stream):
             if b'"$blob"' in raw.data:
-                used |= _references(raw.data)
+                used_names |= _references(raw.data)
     # A value may itself hold references: what it refers to is in use as well.
     async for raw in bus.raw(BLOBS_STREAM, subjects=(f"{BLOB_CHUNKS}>",)):
         if b'"$blob"' in raw.data:
-            used |= {
-                found.decode() for found in re.findall(rb'"\$blob": ?"([0-9a-f]{64})"', raw.data)
+            used_names |= {
+                name.decode() for name in re.findall(rb'"\$blob": ?"([0-9a-f]{64})"', raw.data)
             }
-    return frozenset(used)
+    return frozenset(used_names)
 
 
 def _references(data: bytes) -> frozenset[str]:
@@ -194,7 +194,7 @@ class Snapshots:
         chunks: asyncio.Queue[Msg] = asyncio.Queue()
         inbox = self._client.new_inbox()
         async with subscribed(self._client, inbox, chunks.put_nowait):
-            about = await self._ask(
+            about = await self._call_api(
                 f"$JS.API.STREAM.SNAPSHOT.{stream}",
                 {"deliver_subject": inbox, "chunk_size": _CHUNK_BYTES},
             )
@@ -220,12 +220,14 @@ class Snapshots:
         asks for. Raises `ConfigurationError` if it exists already.
         """
         config = {**about["config"], "num_replicas": self._replicas}
-        answer = await self._ask(f"$JS.API.STREAM.RESTORE.{stream}", {**about, "config": config})
+        answer = await self._call_api(
+            f"$JS.API.STREAM.RESTORE.{stream}", {**about, "config": config}
+        )
         with translate_errors(f"restore {stream}"):
             for chunk in chunks:
                 await self._send_chunk(answer["deliver_subject"], chunk)
-            done = await self._send_chunk(answer["deliver_subject"], b"")
-        _check(json.loads(done.data), f"restore {stream}")
+            reply = await self._send_chunk(answer["deliver_subject"], b"")
+        _check_answer(json.loads(reply.data), f"restore {stream}")
 
     async def _send_chunk(self, subject: str, chunk: bytes) -> Msg:
         """Send a part of a snapshot, or b"" after the last one.
@@ -241,7 +243,7 @@ class Snapshots:
                     raise
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def _ask(self, subject: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def _call_api(self, subject: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
             answer = await self._client.request(subject, json.dumps(request).encode(), _SECONDS)
         except (nats.errors.Error, TimeoutError) as error:
@@ -249,10 +251,10 @@ class Snapshots:
                 f"the bus did not answer on {subject}: {error}. Older credentials of your own bus "
                 "lack permission for backups; issue new ones with `moothall bus keys --renew`"
             ) from error
-        return _check(json.loads(answer.data), subject)
+        return _check_answer(json.loads(answer.data), subject)
 
 
-def _check(answer: Mapping[str, Any], action: str) -> Mapping[str, Any]:
+def _check_answer(answer: Mapping[str, Any], action: str) -> Mapping[str, Any]:
     if (error := answer.get("error")) is None:
         return answer
     raise ConfigurationError(f"the bus refused {action}: {error.get('description')}")

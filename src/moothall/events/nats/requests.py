@@ -190,7 +190,7 @@ async def ask_all(
 
 
 def _has_no_responder(answer: Msg) -> bool:
-    """Whether the server reports that nobody listens on the subject."""
+    """Return whether the server reports that nobody listens on the subject."""
     return (answer.headers or {}).get("Status") == "503"
 
 

@@ -31,7 +31,7 @@ STOP_SECONDS = 10.0
 LOCK_SECONDS = 2.0
 MAX_PAYLOAD = 8 * 1024 * 1024
 _MAX_LOG = 10 * 1024 * 1024
-_TAIL = 800
+_LOG_TAIL_CHARS = 800
 _DISK_POLL_SECONDS = 1.0
 _RESTART_PAUSE_SECONDS = 10.0  # between two restarts for lack of disk space
 
@@ -106,7 +106,7 @@ def _token(directory: Path) -> str:
     return token
 
 
-def _claim(directory: Path) -> tuple[Path, str, int]:
+def _lock_directory(directory: Path) -> tuple[Path, str, int]:
     """Create and lock the directory; return its absolute path, token and lock descriptor."""
     directory = directory.absolute()
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -146,7 +146,7 @@ def _log_tail(directory: Path) -> str:
         path = directory / name
         text = path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
         if text:
-            return text[-_TAIL:]
+            return text[-_LOG_TAIL_CHARS:]
     return "it logged nothing"
 
 
@@ -294,7 +294,7 @@ async def embedded_server(settings: BusSettings, directory: Path) -> AsyncIterat
     use or cannot be written, and `BusUnavailable` if the server does not start.
     """
     try:
-        directory, token, lock = await asyncio.to_thread(_claim, directory)
+        directory, token, lock = await asyncio.to_thread(_lock_directory, directory)
     except OSError as error:
         raise ConfigurationError(
             f"the bus directory {directory} cannot be used: {error.strerror}"
@@ -323,14 +323,14 @@ class Disk:
     """
 
     directory: Path
-    _read: int = 0
+    _read_offset: int = 0
 
     def has_room(self) -> bool:
-        """Whether a message of the maximum size can be written."""
+        """Return whether a message of the maximum size can be written."""
         return self._free() >= MIN_FREE_BYTES
 
     def has_failed(self) -> bool:
-        """Whether there is no space now, or a write has failed since the last call."""
+        """Return whether there is no space now, or a write has failed since the last call."""
         return self._log_reports_failure() or self._free() < MIN_FREE_BYTES // 2
 
     def _free(self) -> int:
@@ -346,10 +346,10 @@ class Disk:
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 file.seek(
-                    self._read if self._read <= size else 0
+                    self._read_offset if self._read_offset <= size else 0
                 )  # a shorter file is a new one, after rotation
                 text = file.read(_READ_BYTES).lower()
-                self._read = file.tell()
+                self._read_offset = file.tell()
         except FileNotFoundError:
             return False
         return any(message in text for message in _DISK_FULL_MESSAGES)

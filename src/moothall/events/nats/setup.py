@@ -126,7 +126,7 @@ class KvBucket:
         documents: dict[str, Mapping[str, Any]] = {}
         async with aclosing(self.stored.raw(bucket_stream(self.spec))) as records:
             async for raw in records:
-                await self._add(documents, raw)
+                await self._add_document(documents, raw)
         return documents
 
     async def follow(self) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
@@ -134,11 +134,11 @@ class KvBucket:
         async with aclosing(self.stored.read(bucket_stream(self.spec), (), 0, None)) as records:
             async for raw in records:
                 documents: dict[str, Mapping[str, Any]] = {}
-                await self._add(documents, raw)
+                await self._add_document(documents, raw)
                 for entry in documents.items():
                     yield entry
 
-    async def _add(self, documents: dict[str, Mapping[str, Any]], raw: Raw) -> None:
+    async def _add_document(self, documents: dict[str, Mapping[str, Any]], raw: Raw) -> None:
         key = raw.subject.removeprefix(bucket_prefix(self.spec))
         try:
             documents[key] = await self.packer.unpack_document(raw.data)
@@ -191,8 +191,8 @@ def _bucket_config(spec: BucketSpec, settings: BusSettings) -> api.StreamConfig:
 
 
 def _is_configured(current: api.Base, expected: api.Base) -> bool:
-    """Whether the current configuration has all expected values. If so, no change is requested, so
-    a user without that permission can start.
+    """Return whether the current configuration has all expected values. If so, no change is
+    requested, so a user without that permission can start.
     """
     existing = current.as_dict()
     return all(existing.get(name) == value for name, value in expected.as_dict().items())
@@ -235,15 +235,15 @@ async def ensure_durable(
 
 
 async def _redeliver_held(
-    js: JetStreamContext, settings: BusSettings, held: Sequence[DurableSpec]
+    js: JetStreamContext, settings: BusSettings, specs: Sequence[DurableSpec]
 ) -> None:
     """Redeliver all unacknowledged messages at once. The server checks a tenth of a second after
     the change.
     """
-    for spec in held:
+    for spec in specs:
         await ensure_durable(js, settings, spec, _MINIMAL_ACK_WAIT)
     await asyncio.sleep(_REDELIVERY_SECONDS)
-    for spec in held:
+    for spec in specs:
         await ensure_durable(js, settings, spec)
 
 
@@ -292,9 +292,11 @@ async def ensure(js: JetStreamContext, settings: BusSettings, *, alone: bool = F
         await asyncio.gather(*(_ensure_stream(js, config) for config in configs))
         specs = tuple(DURABLES.values())
         consumers = await asyncio.gather(*(ensure_durable(js, settings, spec) for spec in specs))
-        held = [spec for spec, info in zip(specs, consumers, strict=True) if info.num_ack_pending]
-        if alone and held:
-            await _redeliver_held(js, settings, held)
+        held_specs = [
+            spec for spec, info in zip(specs, consumers, strict=True) if info.num_ack_pending
+        ]
+        if alone and held_specs:
+            await _redeliver_held(js, settings, held_specs)
     except APIError as error:
         if error.code == _UNAVAILABLE or error.err_code in {_NO_PEERS, _NO_LEADER}:
             raise BusUnavailable(

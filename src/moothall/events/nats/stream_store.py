@@ -192,8 +192,8 @@ class Stored:
                 self._delete_consumer(stream, name)
 
     async def _is_drained(self, stream: str, name: str, expected: int) -> bool:
-        """Whether all records have arrived. A record that was delivered but has not arrived is
-        still pending.
+        """Return whether all records have arrived. A record that was delivered but has not arrived
+        is still pending.
         """
         info = await keep_cancellation(self.js.consumer_info(stream, name))
         return (
@@ -226,11 +226,11 @@ class Stored:
             )
             page = [_parse_direct(message) for message in answers[:-1]]
             records += [raw for raw in page if exact or raw.subject in literals]
-            end = answers[-1].headers or {}
+            last_headers = answers[-1].headers or {}
             if (
                 not page
-                or end.get("Status") != "204"
-                or end.get("Nats-Num-Pending") == "0"
+                or last_headers.get("Status") != "204"
+                or last_headers.get("Nats-Num-Pending") == "0"
                 or (limit and len(records) >= limit)
             ):
                 return records

@@ -234,7 +234,7 @@ def _merge(
             else project.steps
         )
         builds += project.builds
-        protected += [_below(folder, pattern) for pattern in project.protected]
+        protected += [_anchor_pattern(folder, pattern) for pattern in project.protected]
         reads += [f"{folder}/{path}" if folder else path for path in project.reads]
         needs |= {
             key: _combine_needs(key, needs.get(key, ""), value)
@@ -257,15 +257,15 @@ def _merge(
     )
 
 
-def _combine_needs(key: str, one: str, other: str) -> str:
+def _combine_needs(key: str, first: str, second: str) -> str:
     """Return a version requirement that suits two projects, as far as that can be expressed."""
-    if not one or not other:
-        return one or other
+    if not first or not second:
+        return first or second
     if key == "python":
-        return ",".join(dict.fromkeys((*one.split(","), *other.split(","))))
+        return ",".join(dict.fromkeys((*first.split(","), *second.split(","))))
     if key == "go":
-        return max(one, other, key=lambda text: [int(number) for number in text.split(".")])
-    return one
+        return max(first, second, key=lambda text: [int(number) for number in text.split(".")])
+    return first
 
 
 def _slug(folder: str, checks: Mapping[str, object]) -> str:
@@ -284,7 +284,7 @@ def _slug(folder: str, checks: Mapping[str, object]) -> str:
     return ""
 
 
-def _below(folder: str, pattern: str) -> str:
+def _anchor_pattern(folder: str, pattern: str) -> str:
     return (
         f"/{folder}/{pattern.removeprefix('/')}" if folder and pattern.startswith("/") else pattern
     )
@@ -409,7 +409,7 @@ def devcontainer_files(project: Project, steps: Iterable[SetupStep]) -> tuple[st
     """Return the files that the commands may read: the workflow, those in the folder of the
     devcontainer.json, and those that a command names.
     """
-    named = {
+    names = {
         word.removeprefix("./")
         for step in steps
         for part in step.argv
@@ -418,7 +418,7 @@ def devcontainer_files(project: Project, steps: Iterable[SetupStep]) -> tuple[st
     return tuple(
         path
         for path in sorted(project.files)
-        if path.startswith(".devcontainer/") or path in (*DEVCONTAINERS, *SETUP_WORKFLOWS, *named)
+        if path.startswith(".devcontainer/") or path in (*DEVCONTAINERS, *SETUP_WORKFLOWS, *names)
     )
 
 

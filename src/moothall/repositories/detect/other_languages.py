@@ -159,7 +159,7 @@ def _steps(
             else install
         )
     elif manager == "pnpm":
-        yield _global(f"pnpm@{version or _pnpm(project)}", folder)
+        yield _install_globally(f"pnpm@{version or _pnpm(project)}", folder)
         install = SetupStep(
             ("pnpm", "install", "--no-frozen-lockfile", *_PNPM_OPTIONS, "--ignore-scripts"),
             folder,
@@ -210,10 +210,10 @@ def _yarn(project: Project, version: str, without_scripts: SetupStep) -> Iterato
         )
         yield SetupStep(("sh", "-c", command), folder)
     elif ".yarnrc.yml" in project.files or (version and not version.startswith("1.")):
-        yield _global(f"@yarnpkg/cli-dist@{version or '4'}", folder)
+        yield _install_globally(f"@yarnpkg/cli-dist@{version or '4'}", folder)
         yarn = ("yarn",)
     else:
-        yield _global(f"yarn@{version or '1.22.22'}", folder)
+        yield _install_globally(f"yarn@{version or '1.22.22'}", folder)
         install = ("yarn", "install", "--non-interactive", "--silent")
         lenient = SetupStep(
             (*install, "--ignore-engines", "--ignore-scripts"), folder, instead=(without_scripts,)
@@ -260,7 +260,7 @@ def _corepack(
         yield SetupStep(argv, folder, optional=True)
 
 
-def _global(package: str, folder: str) -> SetupStep:
+def _install_globally(package: str, folder: str) -> SetupStep:
     return SetupStep(
         ("npm", "install", "--global", f"--prefix={_ENV}", *_QUIET_OPTIONS, package), folder
     )

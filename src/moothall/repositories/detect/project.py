@@ -233,7 +233,7 @@ def detect_python_build(
         command = 'for folder in build/cp*; do ninja --quiet -C "$folder" || exit 1; done'
     else:
         return None
-    probe, build = _tried(command, folder, COMPILED)
+    probe, build = _try_command(command, folder, COMPILED)
     return Build(
         steps=(
             *(SetupStep(argv, folder, optional=True) for argv in install_commands if argv),
@@ -296,7 +296,7 @@ def detect_node_build(
             f"{_FIND_HEADERS}; "
             f"{shlex.join(('npm', 'exec', '--offline', '--call', 'node-gyp configure build'))}"
         )
-        probe, build = _tried(command, project.folder, COMPILED)
+        probe, build = _try_command(command, project.folder, COMPILED)
         reads = tuple(
             sorted(
                 path for path in project.files if matches(COMPILED, path) or path.endswith(".gyp")
@@ -314,7 +314,7 @@ def detect_node_build(
         return None
     if _TRANSPILES_ITSELF.search(script) and f"{output_folder}/" not in script:
         return None
-    probe, build = _tried("npm run --silent build", project.folder, ())
+    probe, build = _try_command("npm run --silent build", project.folder, ())
     return Build((probe,), (build,), (), (), {})
 
 
@@ -347,7 +347,9 @@ def tries_build(step: SetupStep) -> bool:
     return _SUCCESS_FILE in step.argv[-1]
 
 
-def _tried(command: str, folder: str, sources: tuple[str, ...]) -> tuple[SetupStep, BuildStep]:
+def _try_command(
+    command: str, folder: str, sources: tuple[str, ...]
+) -> tuple[SetupStep, BuildStep]:
     """Return a set-up step that tries a command, and a build step that runs it after a success."""
     success_file = f"{_SUCCESS_FILE}{re.sub(r'[^a-z0-9]+', '-', folder.lower()) or 'root'}"
     probe = SetupStep(("sh", "-c", f"({command}) && touch {success_file}"), folder, optional=True)

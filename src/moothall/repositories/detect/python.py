@@ -380,14 +380,14 @@ def _from_folders(
 
     required = without_siblings(required)
     remaining_optional = {
-        where: tuple(without_siblings(words)) for where, words in optional.items()
+        group: tuple(without_siblings(words)) for group, words in optional.items()
     }
     local = []
     for folder, names in extras.items():
         extra_names = ",".join(filter(None, names))
         path = os.path.relpath(folder or ".", project.folder or ".")
         local += ["-e", f"{path}[{extra_names}]" if extra_names else path]
-    return local, required, {where: words for where, words in remaining_optional.items() if words}
+    return local, required, {group: words for group, words in remaining_optional.items() if words}
 
 
 def _as_locked(project: Project, step: SetupStep) -> tuple[SetupStep, ...]:
@@ -397,8 +397,8 @@ def _as_locked(project: Project, step: SetupStep) -> tuple[SetupStep, ...]:
     lock = next((name for name in _LOCKS if name in project.files), None)
     if lock is None:
         return (step,)
-    read = SetupStep((*LOCKED, lock, _LOCKED_VERSIONS), project.folder, optional=True)
-    return read, SetupStep(
+    read_versions = SetupStep((*LOCKED, lock, _LOCKED_VERSIONS), project.folder, optional=True)
+    return read_versions, SetupStep(
         (*PIP, "-c", _LOCKED_VERSIONS, *step.argv[len(PIP) :]), project.folder, instead=(step,)
     )
 
@@ -524,13 +524,13 @@ def _siblings(
     """
     siblings: dict[str, str] = {}
     pending = [*requirements_of(project)]
-    seen = {project_name(project)}
+    seen_names = {project_name(project)}
     while pending:
         name = pending.pop(0)
-        if name in projects_by_name and name not in seen:
+        if name in projects_by_name and name not in seen_names:
             siblings[name] = projects_by_name[name].folder
             pending += requirements_of(projects_by_name[name])
-        seen.add(name)
+        seen_names.add(name)
     for name, source in table(pyproject, "tool", "uv", "sources").items():
         path = table(source).get("path")
         folder = join_inside(project.folder, path) if isinstance(path, str) else None

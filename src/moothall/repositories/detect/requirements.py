@@ -30,11 +30,11 @@ REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\s*(?:[\[(<>=!~;@ ].*)?", r
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def requirement(item: object, where: str) -> str:
+def requirement(item: object, source: str) -> str:
     """Return a valid requirement. Raises `RepositoryError`."""
     if not isinstance(item, str) or not REQUIREMENT.fullmatch(item):
         raise RepositoryError(
-            f"{where}: {str(item)[:100]!r} is not a requirement such as 'attrs>=25'"
+            f"{source}: {str(item)[:100]!r} is not a requirement such as 'attrs>=25'"
         )
     return item
 

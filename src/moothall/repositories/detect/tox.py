@@ -64,7 +64,7 @@ def session_words(
     names = [*_names_listed(tox_section.get("envlist", "") or tox_section.get("env_list", ""))]
     envs = {
         section.removeprefix("testenv").lstrip(":"): {
-            key: _resolve(tox, env.get(key, "")) for key in keys
+            key: _resolve_references(tox, env.get(key, "")) for key in keys
         }
         for section, env in tox.items()
         if section.partition(":")[0] == "testenv"
@@ -112,9 +112,9 @@ def _environment(
     env: Mapping[str, list[str]],
     factors: frozenset[str],
 ) -> Iterator[tuple[str, list[str]]]:
-    where = f"tox's {name or 'environments'}"
-    yield f"{where}: deps", _pip_words(project, env["deps"], factors)
-    yield f"{where}: extras", own_extras(_names(env["extras"], factors))
+    source = f"tox's {name or 'environments'}"
+    yield f"{source}: deps", _pip_words(project, env["deps"], factors)
+    yield f"{source}: extras", own_extras(_names(env["extras"], factors))
     standard = table(pyproject, "dependency-groups")
     for group in _names(env["dependency_groups"], factors):
         yield (
@@ -148,8 +148,8 @@ def _factors(names: Sequence[str]) -> frozenset[str]:
         pythons = {factor for factor in factors if _ANY_PYTHON.fullmatch(factor)}
         if not name or not all(_PYTHON.fullmatch(factor) for factor in pythons):
             continue
-        rest = factors - pythons
-        misfits = [any(pattern.search(factor) for factor in rest) for pattern in _UNFIT]
+        other_factors = factors - pythons
+        misfits = [any(pattern.search(factor) for factor in other_factors) for pattern in _UNFIT]
         python = (
             2 if pythons & {_OWN_PYTHON, _OWN_PYTHON.replace("py3", "3.")} else 1 if pythons else 0
         )
@@ -162,7 +162,9 @@ def _factors(names: Sequence[str]) -> frozenset[str]:
 def _is_for_tests(name: str) -> bool:
     """Return whether the name of a tox environment says that it is for tests."""
     return any(
-        _holds(alternative, frozenset()) for part in _split(name) for alternative in _expand(part)
+        _condition_holds(alternative, frozenset())
+        for part in _split(name)
+        for alternative in _expand(part)
     )
 
 
@@ -173,13 +175,15 @@ def _expand(text: str) -> list[str]:
     return ["".join(words) for words in product(*choices[:11])]
 
 
-def _resolve(tox: Mapping[str, Mapping[str, str]], text: str, depth: int = 0) -> list[str]:
+def _resolve_references(
+    tox: Mapping[str, Mapping[str, str]], text: str, depth: int = 0
+) -> list[str]:
     """Return the lines of a value with references such as '{[base]deps}' resolved."""
     lines: list[str] = []
     for line in text.split("\n"):
         reference = re.search(r"\{\[([^\]]+)\](\w+)\}", line)
         lines += (
-            _resolve(tox, tox.get(reference[1], {}).get(reference[2], ""), depth + 1)
+            _resolve_references(tox, tox.get(reference[1], {}).get(reference[2], ""), depth + 1)
             if reference and depth < _MAX_REFERENCES
             else [line]
         )
@@ -219,14 +223,18 @@ def _without_condition(line: str, factors: frozenset[str] = frozenset()) -> str:
     if not condition:
         return line
     conditions = [alternative for part in _split(condition[1]) for alternative in _expand(part)]
-    return condition[2] if any(_holds(alternative, factors) for alternative in conditions) else ""
+    return (
+        condition[2]
+        if any(_condition_holds(alternative, factors) for alternative in conditions)
+        else ""
+    )
 
 
 def _split(condition: str) -> list[str]:
     return re.split(r",(?![^{]*\})", condition)
 
 
-def _holds(condition: str, factors: frozenset[str]) -> bool:
+def _condition_holds(condition: str, factors: frozenset[str]) -> bool:
     """Return whether a condition on factors holds in the test environment."""
     has_pinned_python = any(
         _PYTHON.fullmatch(factor) and factor not in {"py", "py3"} for factor in factors

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def _outside(entries: list[str], working_directory: str) -> list[str]:
+def _entries_outside(entries: list[str], working_directory: str) -> list[str]:
     return [
         entry
         for entry in entries
@@ -42,7 +42,7 @@ def main() -> None:
         for number, entry in enumerate(sys.path)
         if number or os.path.abspath(entry or ".") != working_directory
     ]
-    sys.path[:] = _outside(original_path, working_directory)
+    sys.path[:] = _entries_outside(original_path, working_directory)
     gc.disable()
     try:
         import pytest

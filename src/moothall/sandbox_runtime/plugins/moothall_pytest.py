@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Removed from the environment, so that runners started by tests report nothing.
 FOLDER = os.environ.pop("MOOTHALL_REPORTS", "")
 SECONDS = float(os.environ.pop("MOOTHALL_CASE_SECONDS", "0") or 0)
-AGAIN = bool(os.environ.pop("MOOTHALL_AGAIN", ""))
+IS_RERUN = bool(os.environ.pop("MOOTHALL_AGAIN", ""))
 if FOLDER:
     os.environ.pop("PYTEST_ADDOPTS", None)
     if os.environ.get("PYTEST_PLUGINS") == "moothall_pytest":
@@ -81,9 +81,9 @@ class Limit:
             clock = None
             if signal.getsignal(signal.SIGALRM) is stop:
                 moothall_reporter.stop()
-        took = time.monotonic() - start_time
-        if factor == 1.0 and took < seconds:
-            self.longest = max(self.longest, took)
+        elapsed = time.monotonic() - start_time
+        if factor == 1.0 and elapsed < seconds:
+            self.longest = max(self.longest, elapsed)
 
 
 class Limits:
@@ -151,10 +151,10 @@ def hide_test_name() -> None:
     if update_variable is None:
         return
 
-    def hide_name(item: Any, when: Any) -> None:
-        update_variable(item, when)
-        if when:
-            os.environ["PYTEST_CURRENT_TEST"] = f"tests ({when})"
+    def hide_name(item: Any, phase: Any) -> None:
+        update_variable(item, phase)
+        if phase:
+            os.environ["PYTEST_CURRENT_TEST"] = f"tests ({phase})"
 
     setattr(runner, "_update_current_test_var", hide_name)  # noqa: B010 - older ones have none
 
@@ -170,14 +170,14 @@ class Workers:
 class Reporter:
     """Writes the lines."""
 
-    def __init__(self, folder: str, *, again: bool) -> None:
-        self._earlier = _earlier_cases(folder) if again else frozenset()
+    def __init__(self, folder: str, *, is_rerun: bool) -> None:
+        self._earlier = _earlier_cases(folder) if is_rerun else frozenset()
         self._lines = moothall_reporter.Lines(folder, "pytest")
         self._results: dict[str, str] = {}
         self._details: dict[str, str] = {}
         self._seconds: dict[str, float] = {}
 
-    def _write(self, **line: object) -> None:
+    def _write_line(self, **line: object) -> None:
         self._lines.write(**line)
 
     @pytest.hookimpl(tryfirst=True)
@@ -189,7 +189,7 @@ class Reporter:
         config.hook.pytest_deselected(items=deselected)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._write(start=nodeid)
+        self._write_line(start=nodeid)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         case = report.nodeid
@@ -212,16 +212,16 @@ class Reporter:
         )
         if result:
             extra = {"detail": detail} if detail and result != "passed" else {}
-            self._write(case=nodeid, result=result, ms=round(seconds * 1000), **extra)
+            self._write_line(case=nodeid, result=result, ms=round(seconds * 1000), **extra)
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self._write(
+            self._write_line(
                 case=report.nodeid or ".", result="errored", ms=0, detail=_clip(_text(report))
             )
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        self._write(end=int(exitstatus))
+        self._write_line(end=int(exitstatus))
 
 
 def _text(report: Any) -> str:
@@ -266,4 +266,4 @@ def pytest_configure(config: Any) -> None:
         config.option.maxfail = 0  # report all cases, whatever the project's options
         config.pluginmanager.register(Limits(config, SECONDS), "moothall-limits")
         config.pluginmanager.register(Workers(), "moothall-workers")
-        config.pluginmanager.register(Reporter(FOLDER, again=AGAIN), "moothall-reporter")
+        config.pluginmanager.register(Reporter(FOLDER, is_rerun=IS_RERUN), "moothall-reporter")

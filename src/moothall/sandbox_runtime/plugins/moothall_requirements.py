@@ -37,7 +37,7 @@ _PIP = (
 )
 
 
-def read(path: str, depth: int = 0) -> Iterator[tuple[str, bool]]:
+def read_lines(path: str, depth: int = 0) -> Iterator[tuple[str, bool]]:
     """Yield the lines of a file and of those that it includes, and whether each is an option."""
     with open(path, encoding="utf-8", errors="replace") as file:
         text = file.read().replace("\\\n", " ")
@@ -47,7 +47,7 @@ def read(path: str, depth: int = 0) -> Iterator[tuple[str, bool]]:
         included_path = os.path.join(os.path.dirname(path), include[2]) if include else ""
         if include and include[1] in ("-r", "--requirement"):
             if depth < _MAX_DEPTH and os.path.exists(included_path):
-                yield from read(included_path, depth + 1)
+                yield from read_lines(included_path, depth + 1)
         elif include:
             yield f"-c {os.path.abspath(included_path)}", True
         elif line:
@@ -72,7 +72,7 @@ def _install(options: Sequence[str], lines: Sequence[str]) -> str:
 
 def main(mode: str, path: str) -> int:
     """Install, and return the exit code."""
-    lines = list(dict.fromkeys(read(path)))
+    lines = list(dict.fromkeys(read_lines(path)))
     options = [line for line, is_option in lines if is_option]
     requirements = [line for line, is_option in lines if not is_option]
     doubtful = [line for line in requirements if NOT_FOR_TESTS.match(line) or _SSH.search(line)]

@@ -40,7 +40,7 @@ class Result(unittest.TextTestResult):
         self._seconds = SECONDS
         self._result, self._detail, self._started_at = "", "", 0.0
 
-    def _write(self, **line: object) -> None:
+    def _write_line(self, **line: object) -> None:
         self._lines.write(**line)
 
     def _report_result(self, test: Any, result: str, detail: str = "") -> None:
@@ -51,14 +51,14 @@ class Result(unittest.TextTestResult):
                 if name.startswith(_NOT_LOADED)
                 else name.partition("(")[2].rstrip(")") or name
             )
-            self._write(case=case, result=result, ms=0, detail=detail[-_DETAIL_CHARS:])
+            self._write_line(case=case, result=result, ms=0, detail=detail[-_DETAIL_CHARS:])
         elif _WORST.index(result) >= _WORST.index(self._result or "skipped"):
             self._result, self._detail = result, detail or self._detail
 
     def startTest(self, test: Any) -> None:
         super().startTest(test)
         self._result, self._detail, self._started_at = "", "", time.monotonic()
-        self._write(start=_name(test))
+        self._write_line(start=_name(test))
         if self._seconds > 0 and signal.getsignal(signal.SIGALRM) in (signal.SIG_DFL, None):
             signal.signal(signal.SIGALRM, self._stop)
             self._clock = moothall_reporter.Clock(self._seconds)
@@ -69,12 +69,12 @@ class Result(unittest.TextTestResult):
             raise HitLimit(f"hit the limit of {seconds:g} s{self._clock.remark}")
 
     def stopTest(self, test: Any) -> None:
-        took, self._started_at = time.monotonic() - self._started_at, 0.0
+        elapsed, self._started_at = time.monotonic() - self._started_at, 0.0
         if signal.getsignal(signal.SIGALRM) == self._stop:
             moothall_reporter.stop()
         extra = {"detail": self._detail[-_DETAIL_CHARS:]} if self._detail else {}
-        self._write(
-            case=_name(test), result=self._result or "passed", ms=round(took * 1000), **extra
+        self._write_line(
+            case=_name(test), result=self._result or "passed", ms=round(elapsed * 1000), **extra
         )
         super().stopTest(test)
 

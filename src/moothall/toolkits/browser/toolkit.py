@@ -58,12 +58,12 @@ class PageAction(Arguments):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        needed = _NEEDS[self.do]
+        required_fields = _NEEDS[self.do]
         for name in ("selector", "text", "url"):
             is_set = bool(getattr(self, name))
-            if name in needed and not is_set:
-                raise ValueError(f"{self.do} needs {' and '.join(needed)}")
-            if is_set and name not in (*needed, *_MAY.get(self.do, ())):
+            if name in required_fields and not is_set:
+                raise ValueError(f"{self.do} needs {' and '.join(required_fields)}")
+            if is_set and name not in (*required_fields, *_MAY.get(self.do, ())):
                 raise ValueError(f"{self.do} does not accept {name}")
         return self
 

@@ -63,7 +63,7 @@ async def query(url: str, text: str, params: Mapping[str, str], limits: DbLimits
             notifications_min_severity="OFF",
             user_agent="moothall",
         ) as driver:
-            return await _run(driver, parts.path.strip("/") or None, text, params, limits)
+            return await _run_query(driver, parts.path.strip("/") or None, text, params, limits)
     except (AuthError, DriverError, OSError, ValueError) as error:
         was_rejected = isinstance(error, AuthError)
         reason = (
@@ -78,7 +78,7 @@ async def query(url: str, text: str, params: Mapping[str, str], limits: DbLimits
         raise _translate_error(error) from error
 
 
-async def _run(
+async def _run_query(
     driver: AsyncDriver,
     database: str | None,
     text: str,

@@ -92,18 +92,18 @@ class LoopbackRelay:
     port: int = 0
     too_much_data: bool = False
     failed: str = ""
-    _open: set[asyncio.StreamWriter] = field(default_factory=set)
+    _open_socket: set[asyncio.StreamWriter] = field(default_factory=set)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Relay a connection in both directions."""
-        if len(self._open) >= _CONNECTIONS * 2:
+        if len(self._open_socket) >= _CONNECTIONS * 2:
             writer.transport.abort()
             return
-        self._open.add(writer)
+        self._open_socket.add(writer)
         upstream = None
         try:
             upstream = await self.connect()
-            self._open.add(upstream[1])
+            self._open_socket.add(upstream[1])
             async with asyncio.TaskGroup() as group:
                 group.create_task(
                     copy_stream(reader, upstream[1], lambda _: None), name="relay-out"
@@ -117,7 +117,7 @@ class LoopbackRelay:
             self.failed = self.failed or str(errors.exceptions[0])
         finally:
             for stream_writer in (writer, *((upstream[1],) if upstream else ())):
-                self._open.discard(stream_writer)
+                self._open_socket.discard(stream_writer)
                 stream_writer.transport.abort()
 
     def _count_bytes(self, size: int) -> None:
@@ -130,7 +130,7 @@ class LoopbackRelay:
         # An accepted connection appears only after a few rounds of the event loop.
         for _ in range(_ACCEPTING):
             await asyncio.sleep(0)
-        for writer in tuple(self._open):
+        for writer in tuple(self._open_socket):
             writer.transport.abort()
         for _ in range(_ACCEPTING):
             await asyncio.sleep(0)
@@ -165,7 +165,7 @@ async def query(url: str, text: str, params: list[str], limits: DbLimits) -> Too
     # libpq reads a whole row into memory, and a row may be a gigabyte, so the relay counts the
     # bytes.
     async with open_relay(
-        functools.partial(_open, host, port, limits.seconds), RECEIVE_BYTES
+        functools.partial(_open_socket, host, port, limits.seconds), RECEIVE_BYTES
     ) as relay:
         try:
             async with _connection(
@@ -173,12 +173,12 @@ async def query(url: str, text: str, params: list[str], limits: DbLimits) -> Too
             ) as connection:
                 privileges = await (await connection.execute(_DANGEROUS_PRIVILEGES)).fetchall()
                 if privileges:
-                    described = "; ".join(str(row[0]) for row in privileges)
+                    privilege_list = "; ".join(str(row[0]) for row in privileges)
                     raise Refused(
-                        f"the role of db.postgres_url has dangerous privileges: {described}. "
+                        f"the role of db.postgres_url has dangerous privileges: {privilege_list}. "
                         f"Fix: {_FIX}"
                     )
-                run_statement = _write if limits.write else _read
+                run_statement = _run_write if limits.write else _run_read
                 return await run_statement(connection, sql.SQL(text), params, limits)
         except UnicodeError as error:
             raise CallFailed("the answer, or the query, has text that is not UTF-8") from error
@@ -190,7 +190,7 @@ async def query(url: str, text: str, params: list[str], limits: DbLimits) -> Too
             raise _translate_error(error, reading=not limits.write) from error
 
 
-async def _open(host: str, port: int, seconds: float) -> Streams:
+async def _open_socket(host: str, port: int, seconds: float) -> Streams:
     async with asyncio.timeout(seconds):
         if host.startswith("/"):
             return await asyncio.open_unix_connection(f"{host}/.s.PGSQL.{port}")
@@ -258,7 +258,7 @@ async def _set_limits(connection: _Connection, limits: DbLimits) -> None:
         await connection.execute("select pg_catalog.set_config(%s, %s, false)", (name, value))
 
 
-async def _read(
+async def _run_read(
     connection: _Connection, text: sql.SQL, params: list[str], limits: DbLimits
 ) -> ToolOutput:
     async with psycopg.AsyncRawServerCursor(connection, "moothall") as cursor:
@@ -270,7 +270,7 @@ async def _read(
         return table.output()
 
 
-async def _write(
+async def _run_write(
     connection: _Connection, text: sql.SQL, params: list[str], limits: DbLimits
 ) -> ToolOutput:
     """Run a statement that may change data, and commit."""

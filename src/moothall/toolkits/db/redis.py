@@ -76,7 +76,7 @@ async def command(url: str, name: str, args: list[str], limits: DbLimits) -> Too
     connection = _connection(url, limits)
     try:
         await _connect(connection)
-        return await _run(connection, name.upper().split(" "), args, limits)
+        return await _run_command(connection, name.upper().split(" "), args, limits)
     except _TooMuchData as error:
         raise CallFailed(
             f"the server sent more than {RECEIVE_BYTES} bytes; ask for less"
@@ -116,7 +116,7 @@ async def _connect(connection: AbstractConnection) -> None:
     parser._stream = _LimitedStream(parser._stream, RECEIVE_BYTES)  # noqa: SLF001 - as above
 
 
-async def _run(
+async def _run_command(
     connection: AbstractConnection, name: list[str], args: list[str], limits: DbLimits
 ) -> ToolOutput:
     await connection.send_command("COMMAND", "INFO", *_candidates(name, args))

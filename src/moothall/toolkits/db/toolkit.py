@@ -290,7 +290,7 @@ class Table:
     columns: Sequence[str]
     limits: DbLimits
     rows: list[list[Any]] = field(default_factory=list)
-    cut: bool = False
+    is_truncated: bool = False
     _chars_left: int = 0
 
     def __post_init__(self) -> None:
@@ -301,11 +301,11 @@ class Table:
         values = [jsonable(value) for value in row]
         self._chars_left -= size(values) + 2
         if len(self.rows) >= self.limits.rows or self._chars_left < 0:
-            self.cut = True
+            self.is_truncated = True
             return False
         self.rows.append(values)
         return True
 
     def output(self) -> ToolOutput:
         """Return the table."""
-        return {"columns": list(self.columns), "rows": self.rows, "truncated": self.cut}
+        return {"columns": list(self.columns), "rows": self.rows, "truncated": self.is_truncated}

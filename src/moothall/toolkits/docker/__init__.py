@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from moothall.domain.status import Finding
     from moothall.tools.spec import ToolSpec
 
-_NEEDED = ("MemoryLimit", "PidsLimit", "CpuCfsQuota")
+_REQUIRED_LIMITS = ("MemoryLimit", "PidsLimit", "CpuCfsQuota")
 
 
 class DockerSettings(Section):
@@ -123,7 +123,7 @@ class DockerFamily(Family[DockerSettings]):
             )
             return
         detail = f"engine {version.get('Version')} at {host}"
-        if lacks := [name for name in _NEEDED if not limits.get(name)]:
+        if lacks := [name for name in _REQUIRED_LIMITS if not limits.get(name)]:
             mend = (
                 "give the engine these cgroup controllers; without them containers are not limited"
             )

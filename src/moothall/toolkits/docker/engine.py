@@ -199,10 +199,12 @@ _NUMBER = re.compile(r"[0-9]+")
 _EMPTY_IMAGE = "scratch"
 
 
-def check_dockerfile(text: str, allowed: Callable[[str], bool], *, runs: bool) -> tuple[str, ...]:
+def check_dockerfile(
+    text: str, is_allowed: Callable[[str], bool], *, runs: bool
+) -> tuple[str, ...]:
     """Return the images that a Dockerfile builds on, besides `scratch`.
 
-    allowed: whether an image may be used.
+    is_allowed: whether an image may be used.
     runs: whether RUN is allowed.
 
     Raises `Refused` for forbidden instructions, and `InvalidRequest` for an invalid file.
@@ -217,7 +219,7 @@ def check_dockerfile(text: str, allowed: Callable[[str], bool], *, runs: bool) -
             break
         sources: Iterable[str] = ()
         if instruction == "FROM":
-            image, stage = _from(arguments)
+            image, stage = _parse_from(arguments)
             sources = () if image == _EMPTY_IMAGE else (image,)
         elif instruction == "COPY":
             sources, stage = (
@@ -227,7 +229,7 @@ def check_dockerfile(text: str, allowed: Callable[[str], bool], *, runs: bool) -
         else:
             continue
         for image in (source for source in sources if source not in stages):
-            if not allowed(image):
+            if not is_allowed(image):
                 raise Refused(
                     f"builds may not use the image {image[:100]!r}, only scratch and the allowed "
                     "images (docker.images)"
@@ -264,14 +266,14 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
             "a Dockerfile may have spaces, tabs and line ends, but no other blank or control "
             "characters"
         )
-    joined = ""
+    instruction = ""
     for raw_line in text.split("\n"):
         line = raw_line.removesuffix("\r")
         if _DIRECTIVE.match(line):
             raise Refused(
                 "directives such as # escape= and # syntax= are not allowed in a Dockerfile"
             )
-        if line.lstrip(" \t").startswith("#") or (joined and not line.strip(" \t")):
+        if line.lstrip(" \t").startswith("#") or (instruction and not line.strip(" \t")):
             continue
         if _CONTINUATION.search(line):
             content = _CONTINUATION.sub("", line)
@@ -280,14 +282,14 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
                     "a line of a Dockerfile ends with two backslashes, which engines read "
                     "differently"
                 )
-            joined += content
+            instruction += content
             continue
-        joined += line
-        if joined.strip(" \t"):
-            yield _split(joined)
-        joined = ""
-    if joined.strip(" \t"):
-        yield _split(joined)
+        instruction += line
+        if instruction.strip(" \t"):
+            yield _split(instruction)
+        instruction = ""
+    if instruction.strip(" \t"):
+        yield _split(instruction)
 
 
 def _split(line: str) -> tuple[str, str]:
@@ -297,7 +299,7 @@ def _split(line: str) -> tuple[str, str]:
     return instruction.upper(), arguments.strip(" ")
 
 
-def _from(text: str) -> tuple[str, str]:
+def _parse_from(text: str) -> tuple[str, str]:
     arguments = text.split()
     is_named = (
         len(arguments) == 3  # noqa: PLR2004 - image AS name
@@ -357,9 +359,9 @@ async def pack(workspace: Workspace, call: ToolCall, limits: DockerLimits) -> Bu
     files: dict[str, bytes] = {}
     remaining = limits.context_bytes
     for path in paths:
-        loaded = await call_workspace_tool(workspace, call, "files.load", {"path": path})
+        result = await call_workspace_tool(workspace, call, "files.load", {"path": path})
         try:
-            content = base64.b64decode(str(loaded["content"]), validate=True)
+            content = base64.b64decode(str(result["content"]), validate=True)
         except (KeyError, ValueError) as error:
             raise CallFailed("the workspace did not return a file") from error
         remaining -= len(content)

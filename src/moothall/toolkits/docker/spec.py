@@ -114,7 +114,7 @@ class StoppedContainer(Output):
 
 
 _ID = "3f2a9c81d0e4"
-_DONE: Final = ({"container": _ID}, {"container": _ID})
+_CONTAINER_EXAMPLE: Final = ({"container": _ID}, {"container": _ID})
 
 
 def _docker(
@@ -124,7 +124,7 @@ def _docker(
     output: type[Output],
     example: tuple[Mapping[str, Any], Mapping[str, Any]],
     *,
-    looks: bool = False,
+    reads_only: bool = False,
     paths: tuple[str, ...] = (),
 ) -> ToolSpec:
     return ToolSpec(
@@ -135,11 +135,11 @@ def _docker(
         danger=Danger.OUTSIDE,
         caps=Caps(300),
         requirements=Requirements(network_access=True, file_system="read" if paths else "none"),
-        tags=("containers", "look" if looks else "change"),
+        tags=("containers", "look" if reads_only else "change"),
         examples=(Example(summary, *example),),
         profiles=("containers",),
         paths=paths,
-        cost=Cost.LOW if looks else Cost.HIGH,
+        cost=Cost.LOW if reads_only else Cost.HIGH,
     )
 
 
@@ -178,7 +178,7 @@ SPECS: Final = (
         NoArguments,
         Containers,
         ({}, {"containers": [{"container": _ID, "image": "app", "state": "running"}]}),
-        looks=True,
+        reads_only=True,
     ),
     _docker(
         "logs",
@@ -186,8 +186,8 @@ SPECS: Final = (
         Logs,
         ContainerLogs,
         ({"container": _ID}, {"output": "listening\n", "truncated": False}),
-        looks=True,
+        reads_only=True,
     ),
-    _docker("stop", "stop a container", ContainerId, StoppedContainer, _DONE),
-    _docker("rm", "remove a container", ContainerId, StoppedContainer, _DONE),
+    _docker("stop", "stop a container", ContainerId, StoppedContainer, _CONTAINER_EXAMPLE),
+    _docker("rm", "remove a container", ContainerId, StoppedContainer, _CONTAINER_EXAMPLE),
 )

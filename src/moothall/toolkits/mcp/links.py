@@ -84,7 +84,7 @@ class LinkEnd:
         self.ended.set()
 
 
-def _read(line: str | bytes) -> SessionMessage | Exception:
+def _read_message(line: str | bytes) -> SessionMessage | Exception:
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValidationError:
@@ -133,7 +133,7 @@ async def _receive_messages(
                 if link_end.bytes_left < 0:
                     link_end.record_end(too_many_bytes)
                     return
-                await incoming.send(_read(line))
+                await incoming.send(_read_message(line))
         except ValueError:  # a single line exceeds the limit of all lines together
             link_end.record_end(too_many_bytes)
             return
@@ -248,7 +248,7 @@ class _LineExchange:
                 self._link_end.record_end(f"it sent more than {self._max_bytes} bytes")
                 await self._incoming.aclose()
                 return None
-            message = _read(line)
+            message = _read_message(line)
             if isinstance(message, SessionMessage):
                 content = message.message
                 (
@@ -544,7 +544,7 @@ class ServerPool:
 
     async def close_workspace(self, workspace: str) -> None:
         """End the servers of a workspace that ends."""
-        await self._end(
+        await self._end_links(
             [key for key in self._servers if key[1] == workspace],
             "its workspace has ended",
             workspace,
@@ -552,9 +552,9 @@ class ServerPool:
 
     async def close(self) -> None:
         """End all servers."""
-        await self._end(list(self._servers), "the server closes")
+        await self._end_links(list(self._servers), "the server closes")
 
-    async def _end(self, keys: list[Key], reason: str, workspace: str = "") -> None:
+    async def _end_links(self, keys: list[Key], reason: str, workspace: str = "") -> None:
         for key in keys:
             self._forget(key, self._servers[key], reason)
         if ending := [task for task, owner in self._ending.items() if workspace in {"", owner}]:

@@ -350,13 +350,13 @@ def accepted_tools(settings: Settings, mcp: McpSettings) -> Sequence[AcceptedToo
     for name, server in mcp.servers.items():
         file = list_file(settings, name)
         try:
-            with file.open("rb") as opened:
-                text = opened.read(_LIST_BYTES)
+            with file.open("rb") as stream:
+                text = stream.read(_LIST_BYTES)
         except FileNotFoundError:
             continue
         except OSError as error:
             raise ConfigurationError(f"{file}: {error.strerror}") from error
-        tools += _read(str(file), name, text, _settings_text(mcp, server, name))
+        tools += _read_accepted(str(file), name, text, _settings_text(mcp, server, name))
     return tools
 
 
@@ -368,7 +368,7 @@ def _settings_text(mcp: McpSettings, server: McpServerSettings, name: str) -> st
 
 
 @functools.lru_cache(200)  # specs compare by identity, so each must be created only once
-def _read(file: str, name: str, text: bytes, settings: str) -> tuple[AcceptedTool, ...]:
+def _read_accepted(file: str, name: str, text: bytes, settings: str) -> tuple[AcceptedTool, ...]:
     try:
         offers = [
             OfferedTool(str(entry["name"]), str(entry["description"]), dict(entry["schema"]))

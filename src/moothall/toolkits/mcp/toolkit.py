@@ -83,7 +83,7 @@ class McpTools:
         async with self._connect(tool, workspace, tenant) as client:
             from moothall.toolkits.mcp.links import call_tool, list_tools
 
-            offered = next(
+            offer = next(
                 (
                     candidate
                     for candidate in await list_tools(client)
@@ -91,10 +91,10 @@ class McpTools:
                 ),
                 None,
             )
-            if offered is None or offered.digest != tool.offer.digest:
+            if offer is None or offer.digest != tool.offer.digest:
                 difference = (
                     "no longer has this tool"
-                    if offered is None
+                    if offer is None
                     else "has changed the description of this tool since it was accepted"
                 )
                 raise CallFailed(
@@ -102,7 +102,7 @@ class McpTools:
                     f"{tool.server}` accepts its current tools"
                 )
             output: ToolOutput = scrub_all(
-                await call_tool(client, offered.name, call.arguments), known=self._secrets
+                await call_tool(client, offer.name, call.arguments), known=self._secrets
             )
         return output
 
@@ -178,7 +178,7 @@ class McpTools:
         link_end = LinkEnd()
         async with connect(
             name,
-            lambda end: self._link(server, workspace, end, keep_changes=keep_changes),
+            lambda end_link: self._link(server, workspace, end_link, keep_changes=keep_changes),
             mcp.seconds,
             link_end,
         ) as client:

@@ -15,7 +15,7 @@ from moothall.tools.spec import Caps, Cost, Danger, Example, Rate, Requirements,
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 _MAX_HEADERS = 30
 _ENGINE = must_match(r"[A-Za-z0-9 _.-]+", "the name of a search engine such as wikipedia")
-_OURS = frozenset(
+_RESERVED_HEADERS = frozenset(
     [
         "host",
         "content-length",
@@ -37,7 +37,7 @@ def _check_headers(headers: dict[str, str]) -> dict[str, str]:
     if len(headers) > _MAX_HEADERS:
         raise ValueError(f"{len(headers)} headers; at most {_MAX_HEADERS} may be set")
     for name, value in headers.items():
-        if not _NAME.fullmatch(name) or name.lower() in _OURS:
+        if not _NAME.fullmatch(name) or name.lower() in _RESERVED_HEADERS:
             raise ValueError(f"the header {name[:60]!r} may not be set")
         if not value.isprintable():
             raise ValueError(f"the value of header {name!r} has a line end or a control character")
@@ -128,7 +128,7 @@ class SearchResults(Output):
     results: list[dict[str, str]]
 
 
-_LOOKS = Rate(30, 600)
+_READ_RATE = Rate(30, 600)
 _URL = "https://api.example.org/rates"
 _ANSWERED = {
     "status": 200,
@@ -266,7 +266,7 @@ SPECS: Final = (
             },
         ),
         cache_seconds=300.0,
-        rate=_LOOKS,
+        rate=_READ_RATE,
     ),
     _network(
         "web.search",
@@ -287,6 +287,6 @@ SPECS: Final = (
             },
         ),
         cache_seconds=600.0,
-        rate=_LOOKS,
+        rate=_READ_RATE,
     ),
 )

@@ -118,9 +118,9 @@ class WebTools:
 
     async def _upload(self, call: ToolCall, workspace: Workspace) -> ToolOutput:
         args = call.arguments
-        loaded = await call_workspace_tool(workspace, call, "files.load", {"path": args["path"]})
+        result = await call_workspace_tool(workspace, call, "files.load", {"path": args["path"]})
         try:
-            body = base64.b64decode(str(loaded["content"]), validate=True)
+            body = base64.b64decode(str(result["content"]), validate=True)
         except ValueError as error:
             raise CallFailed("the workspace did not return a file") from error
         if len(body) > _FILE_BYTES:
@@ -203,7 +203,7 @@ def _response_output(response: HttpResponse) -> ToolOutput:
         "headers": dict(response.headers),
         "body": _decode(response) if readable else "",
         "bytes": len(response.body),
-        "truncated": response.cut,
+        "truncated": response.is_truncated,
         **(
             {}
             if readable or not response.body
@@ -226,7 +226,7 @@ def _page(response: HttpResponse) -> ToolOutput:
         "title": page.title if page else "",
         "text": page.text if page else _decode(response),
         "links": list(page.links) if page else [],
-        "truncated": response.cut,
+        "truncated": response.is_truncated,
     }
 
 
@@ -398,7 +398,7 @@ class HttpResponse:
     content_type: str
     charset: str
     body: bytes
-    cut: bool = False
+    is_truncated: bool = False
 
 
 class HttpCaller:
@@ -428,7 +428,7 @@ class HttpCaller:
         """
         url = self._destinations.check(text)
         for _ in range(_MAX_REDIRECTS + 1):
-            async with self._send(method, url, headers, body) as response:
+            async with self._send_request(method, url, headers, body) as response:
                 if response.status not in _REDIRECTS or "Location" not in response.headers:
                     return await self._read(response, method, max_bytes, truncate=truncate)
                 previous, url = url, self._next(url, response)
@@ -455,7 +455,7 @@ class HttpCaller:
             raise Refused(f"{url} redirects to {str(target)[:200]}: {error.message}") from error
 
     @asynccontextmanager
-    async def _send(
+    async def _send_request(
         self, method: str, url: URL, headers: Mapping[str, str], body: bytes
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         import aiohttp
@@ -556,9 +556,9 @@ async def _unpack(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     decompressor = zlib.decompressobj(_ENCODINGS[encoding])
     try:
         async for piece in response.content.iter_chunked(_CHUNK):
-            packed = piece
-            while packed:
-                yield decompressor.decompress(packed, _CHUNK)
-                packed = decompressor.unconsumed_tail
+            compressed = piece
+            while compressed:
+                yield decompressor.decompress(compressed, _CHUNK)
+                compressed = decompressor.unconsumed_tail
     except zlib.error as error:
         raise CallFailed(f"{response.url.host} answered with broken {encoding}") from error

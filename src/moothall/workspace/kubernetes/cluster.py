@@ -312,11 +312,12 @@ class Cluster:
         )
 
     def _handle_event(self, _kind: str, event: Mapping[str, Any]) -> None:
-        involved = event.get("involvedObject") or {}
-        name = str(involved.get("name"))
+        involved_object = event.get("involvedObject") or {}
+        name = str(involved_object.get("name"))
         # The controller of a Job appends five characters to the name of each pod.
         self._report_failure(
-            name.rpartition("-")[0] if involved.get("kind") == "Pod" else name, event_failure(event)
+            name.rpartition("-")[0] if involved_object.get("kind") == "Pod" else name,
+            event_failure(event),
         )
 
     def _report_failure(self, name: str, failure: str) -> None:

@@ -118,7 +118,7 @@ class JobExecutor(ExecutorClient):
         """Create the Job, upload its files, and wait for its executor."""
         try:
             async with asyncio.timeout(_START_SECONDS):
-                await self._start()
+                await self._start_job()
         except (TimeoutError, ConnectionError, WorkspaceFailed) as error:
             reason = (
                 self._failure
@@ -135,7 +135,7 @@ class JobExecutor(ExecutorClient):
             await self.close()
             raise
 
-    async def _start(self) -> None:
+    async def _start_job(self) -> None:
         for folder in (self.folder, self.upper):
             await asyncio.to_thread(folder.mkdir, mode=0o755)
         self._trunk_task = asyncio.create_task(
@@ -317,7 +317,7 @@ class JobExecutor(ExecutorClient):
                 "ignored", rules={pack_path(path): rule for path, rule in answer.items()}
             )
         with _checked_parsing():
-            changes = [_change(packed) for packed in reply["changes"]]
+            changes = [_change(document) for document in reply["changes"]]
             ignored_paths = [unpack_path(path) for path in reply["ignored"]]
             ignored_rules = {path: rules[path.removesuffix("/")] for path in ignored_paths}
         base = self.setup.tree[-1]
@@ -359,7 +359,7 @@ class JobExecutor(ExecutorClient):
         if self._trunk_task:
             self._trunk_task.cancel()
 
-    async def _end(self) -> None:
+    async def _end_sandbox(self) -> None:
         for link in (self._control, self._code):
             if link:
                 link.close()
@@ -405,19 +405,21 @@ def _checked_parsing() -> Iterator[None]:
         raise WorkspaceFailed(f"the link broke its protocol: {error!r}"[:1000]) from error
 
 
-def _change(packed: Answer) -> Change:
-    path, mode, content = unpack_path(packed["path"]), packed["mode"], packed["content"]
+def _change(document: Answer) -> Change:
+    path, mode, content = unpack_path(document["path"]), document["mode"], document["content"]
     archive.split_path(path)
     if mode not in MODES:
         raise ValueError(mode)
     return Change(path, mode, None if content is None else base64.b64decode(content))
 
 
-def _new_paths(packed: Answer) -> NewPaths:
-    folders, files = ([unpack_path(path) for path in packed[kind]] for kind in ("folders", "files"))
+def _new_paths(document: Answer) -> NewPaths:
+    folders, files = (
+        [unpack_path(path) for path in document[kind]] for kind in ("folders", "files")
+    )
     lists = {
         unpack_path(path): None if text is None else base64.b64decode(text)
-        for path, text in dict(packed["lists"]).items()
+        for path, text in dict(document["lists"]).items()
     }
     for path in (*folders, *files, *lists):
         archive.split_path(path)
@@ -430,29 +432,33 @@ class CodeExecutor(ExecutorClient):
     """The executor for blocks of Python, in the pod and on the files of another executor."""
 
     def __init__(
-        self, setup: ExecutorSetup, folder: Path, settings: WorkspaceSections, beside: JobExecutor
+        self,
+        setup: ExecutorSetup,
+        folder: Path,
+        settings: WorkspaceSections,
+        neighbour: JobExecutor,
     ) -> None:
         super().__init__(setup, folder, settings)
-        self._beside = beside
+        self._neighbour = neighbour
 
     @property
     def alive(self) -> bool:
         """Whether its pod is alive."""
-        return self._beside.alive
+        return self._neighbour.alive
 
     @property
     def python(self) -> str:
         """The Python of the image."""
-        return self._beside.python
+        return self._neighbour.python
 
     async def start(self) -> None:
         """Wait until the executor, which is running already, answers."""
         await asyncio.to_thread(self.folder.mkdir)
         try:
-            self._link = await self._beside.code()
+            self._link = await self._neighbour.code()
         except (ConnectionError, WorkspaceFailed) as error:
             raise SandboxUnavailable(
-                f"blocks of Python cannot be run in {self._beside.job}: {error}"
+                f"blocks of Python cannot be run in {self._neighbour.job}: {error}"
             ) from error
 
     async def show_history(self) -> str:
@@ -463,7 +469,7 @@ class CodeExecutor(ExecutorClient):
         self, base_files: Sequence[str], caps: ChangeCaps, ignored: AskIgnored
     ) -> WorkspaceChanges:
         """Return the changes in the pod."""
-        return await self._beside.changes(base_files, caps, ignored)
+        return await self._neighbour.changes(base_files, caps, ignored)
 
     async def fetch_setup_output(self) -> None:
         """Do nothing: there is no set-up here."""
@@ -471,22 +477,22 @@ class CodeExecutor(ExecutorClient):
     def kill(self) -> None:
         """Do nothing: `request` has stopped the request itself."""
 
-    async def _end(self) -> None:
+    async def _end_sandbox(self) -> None:
         return
 
-    async def close(self, *, keep: bool = False) -> None:
+    async def close(self, *, keep_folder: bool = False) -> None:
         """Keep the connection open for the next block."""
         self._link = None
-        await super().close(keep=keep)
+        await super().close(keep_folder=keep_folder)
 
     async def _read_log_tail(self) -> str:
-        return await self._beside._read_log_tail()  # noqa: SLF001 - two ends of one pod
+        return await self._neighbour._read_log_tail()  # noqa: SLF001 - two ends of one pod
 
     def _write_log(self, text: str) -> None:
-        self._beside._write_log(text)  # noqa: SLF001 - as above
+        self._neighbour._write_log(text)  # noqa: SLF001 - as above
 
     def _count_memory_kills(self) -> int:
         return 0
 
     async def _disk_is_full(self) -> bool:
-        return await self._beside._disk_is_full()  # noqa: SLF001 - as above
+        return await self._neighbour._disk_is_full()  # noqa: SLF001 - as above

@@ -74,7 +74,7 @@ class Multiplexer:
         self._accept = accept
         self._streams: dict[int, asyncio.StreamWriter] = {}
         self._arrived: dict[int, asyncio.Queue[bytes]] = {}
-        self._sent = self._acked = self._last_number = self._unacknowledged = 0
+        self._sent_count = self._acked = self._last_number = self._unacknowledged = 0
         self._window_free = asyncio.Condition()
         self._group: asyncio.TaskGroup | None = None
         self._received = asyncio.Event()
@@ -92,8 +92,8 @@ class Multiplexer:
         try:
             async with asyncio.TaskGroup() as self._group:
                 tasks = [
-                    self._start(task, "trunk")
-                    for task in (self._beat(), self._watch_silence(connect_seconds))
+                    self._start_task(task, "trunk")
+                    for task in (self._send_heartbeats(), self._watch_silence(connect_seconds))
                 ]
                 await self._close_on_failure(self._receive())
                 for task in (*tasks, *self._pumps):
@@ -116,7 +116,7 @@ class Multiplexer:
         """Open no more streams."""
         self._group = None
 
-    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def _start_task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         if self._group is None:
             work.close()
             raise ConnectionError("the pod is gone")
@@ -152,8 +152,8 @@ class Multiplexer:
         queue = self._arrived.setdefault(number, asyncio.Queue())
         self._pumps = (
             *(task for task in self._pumps if not task.done()),
-            self._start(self._pump_out(number, reader), f"trunk out {number}"),
-            self._start(self._pump_in(number, queue, writer), f"trunk in {number}"),
+            self._start_task(self._pump_out(number, reader), f"trunk out {number}"),
+            self._start_task(self._pump_in(number, queue, writer), f"trunk in {number}"),
         )
 
     async def _pump_out(self, number: int, reader: asyncio.StreamReader) -> None:
@@ -164,9 +164,11 @@ class Multiplexer:
 
     async def _send_data(self, number: int, data: bytes) -> None:
         async with self._window_free:
-            await self._window_free.wait_for(lambda: self._sent - self._acked < _WINDOW)
-            self._sent += 1
-            await self._carrier.send(self._outgoing, _HEAD.pack(_DATA, self._sent, number) + data)
+            await self._window_free.wait_for(lambda: self._sent_count - self._acked < _WINDOW)
+            self._sent_count += 1
+            await self._carrier.send(
+                self._outgoing, _HEAD.pack(_DATA, self._sent_count, number) + data
+            )
 
     async def _pump_in(
         self, number: int, queue: asyncio.Queue[bytes], writer: asyncio.StreamWriter
@@ -230,7 +232,7 @@ class Multiplexer:
                 self._accept(stream, await asyncio.open_connection(sock=local))
         self._arrived[stream].put_nowait(message)
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             await self._send_beat()
             await asyncio.sleep(BEAT_SECONDS if self.connected.is_set() else BEAT_SECONDS / 25)
@@ -350,11 +352,11 @@ class PodLink:
         listening.close()
         servers = []
         if self.proxied and stream == EXECUTOR:
-            opened = await receive_listener(connection)
-            self._port = opened.getsockname()[1]
+            listener = await receive_listener(connection)
+            self._port = listener.getsockname()[1]
             servers.append(
                 await asyncio.start_server(
-                    lambda *streams: self._open_connection(trunk, streams), sock=opened
+                    lambda *streams: self._open_connection(trunk, streams), sock=listener
                 )
             )
         await trunk.join(stream, await asyncio.open_connection(sock=connection))
@@ -450,7 +452,7 @@ class PodLink:
         """
         if self._packing is None:
             root = self.folders.path(volume)
-            include = self._is_changed if volume == "tree" else archive.everything
+            include = self._is_changed if volume == "tree" else archive.include_all
             self._packing = archive.Pipe(
                 lambda target: archive.pack(root, target, include), reads=False
             )

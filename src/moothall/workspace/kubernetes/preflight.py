@@ -142,7 +142,7 @@ class Reconciler:
 
 _ROLE = "bind the Role `workspaces` of deploy/k8s/base/rbac.yaml to the account that runs hosts"
 _JOBS, _PODS, _EVENTS = ("batch", "jobs"), ("", "pods"), ("", "events")
-_NEEDED = (
+_REQUIRED_PERMISSIONS = (
     *((verb, *_JOBS) for verb in ("create", "delete", "list")),
     *((verb, *resource) for resource in (_PODS, _EVENTS) for verb in ("list", "watch")),
 )
@@ -169,9 +169,9 @@ async def examine(settings: WorkspaceSections, bus: Mapping[str, str]) -> AsyncI
         name, {manifest.LABEL: manifest.NAME}, ExecutorSetup("doctor", (Path("/"),)), settings, bus
     )
     try:
-        reached = await asyncio.to_thread(_check_connection, api)
-        yield reached
-        if reached.ok:
+        connection = await asyncio.to_thread(_check_connection, api)
+        yield connection
+        if connection.ok:
             yield await asyncio.to_thread(_check_rights, api, settings.jobs)
             yield await asyncio.to_thread(_read_quota, api, settings.jobs, document)
             yield await asyncio.to_thread(_dry_run, api, settings.jobs, document)
@@ -197,7 +197,7 @@ def _check_rights(api: client.ApiClient, jobs: JobSettings) -> Finding:
     try:
         lacks = [
             f"{verb} {resource}"
-            for verb, group, resource in _NEEDED
+            for verb, group, resource in _REQUIRED_PERMISSIONS
             if not _is_allowed(api, space, verb, group, resource)
         ]
         may_label = _is_allowed(api, space, "patch", *_JOBS)
@@ -305,11 +305,11 @@ def _dry_run(api: client.ApiClient, jobs: JobSettings, document: _Document) -> F
             detail=f"the cluster refuses the Job of a workspace: {error_text(error)}",
             mend=mend,
         )
-    if warned := response.headers.get("Warning"):
+    if warning := response.headers.get("Warning"):
         return Finding(
             part,
             ok=False,
-            detail=f"the cluster warns: {warned[:400]}",
+            detail=f"the cluster warns: {warning[:400]}",
             mend="change what it names in the settings of `jobs`",
         )
     return Finding(part, ok=True, detail="the Job of a workspace is accepted (dry run)")
