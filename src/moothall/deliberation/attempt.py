@@ -380,8 +380,10 @@ def find_ignored_writes(
         elif result.tool == "files.delete":
             paths.discard(path)
     if any(result.tool.startswith("code.") for result in results):
-        known = before.ignored if before else {}
-        paths |= {path for path in patch.ignored if path not in known and language_of(path)}
+        earlier_ignored = before.ignored if before else {}
+        paths |= {
+            path for path in patch.ignored if path not in earlier_ignored and language_of(path)
+        }
     return {path: rule for path in sorted(paths) if (rule := patch.rule_for(path))}
 
 
@@ -415,13 +417,13 @@ class MalformedReplies(Permanent):
 
 def malformed_replies_error(problem: str, reply: str, task_key: TaskKey | None) -> MalformedReplies:
     """Return an error that quotes the start of `reply` and the command to show all replies."""
-    shown = (
+    quotation = (
         f'; it replied "{one_line(reply, _MAX_REPLY_CHARS)}"'
         if reply.strip()
         else "; it replied nothing"
     )
     command = f". All replies: moothall log tail --task {task_key} --json" if task_key else ""
-    return MalformedReplies(f"{problem}{shown}{command}")
+    return MalformedReplies(f"{problem}{quotation}{command}")
 
 
 class OutOfTurns(Permanent):

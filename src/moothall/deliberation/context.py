@@ -192,7 +192,7 @@ class SeatState:
         """The seat's current proposal. The seat must have proposed."""
         return self.judged[-1]
 
-    def end(self, status: SeatStatus, code: str = "", message: str = "") -> None:
+    def record_end(self, status: SeatStatus, code: str = "", message: str = "") -> None:
         """Record how the seat ended, unless it has proposed."""
         if not self.drafts:
             self.status, self.code, self.message = status, code, message

@@ -81,27 +81,27 @@ def fit_to_window(
     reduced to their summaries, then the oldest turns are dropped. If that is not enough, long
     messages of the last turns are cut.
     """
-    kept = list(exchanges)
-    for index in range(max(len(kept) - _KEPT_TURNS, 0)):
-        if _count_tokens(head, kept) <= budget:
+    fitted = list(exchanges)
+    for index in range(max(len(fitted) - _KEPT_TURNS, 0)):
+        if _count_tokens(head, fitted) <= budget:
             break
-        kept[index] = replace(
-            kept[index], response=f"({kept[index].summary}; the details were left out)"
+        fitted[index] = replace(
+            fitted[index], response=f"({fitted[index].summary}; the details were left out)"
         )
-    while len(kept) > _KEPT_TURNS and _count_tokens(head, kept) > budget:
-        kept.pop(0)
-    if kept and _count_tokens(head, kept) > budget:
+    while len(fitted) > _KEPT_TURNS and _count_tokens(head, fitted) > budget:
+        fitted.pop(0)
+    if fitted and _count_tokens(head, fitted) > budget:
         remaining_tokens = max(budget - _count_tokens(head, ()), 200)
-        max_chars = int(remaining_tokens / (2 * len(kept)) * CHARS_PER_TOKEN)
-        kept = [
+        max_chars = int(remaining_tokens / (2 * len(fitted)) * CHARS_PER_TOKEN)
+        fitted = [
             replace(
                 exchange,
                 reply=clip(exchange.reply, max_chars),
                 response=clip(exchange.response, max_chars),
             )
-            for exchange in kept
+            for exchange in fitted
         ]
-    return (*head, *(message for exchange in kept for message in exchange.messages))
+    return (*head, *(message for exchange in fitted for message in exchange.messages))
 
 
 def _count_tokens(head: Sequence[Message], exchanges: Sequence[Exchange]) -> int:

@@ -90,13 +90,13 @@ class ProgressEstimate:
             return None
         if kind is EventType.SEAT_TURN:
             self._add_turn(seat, data)
-        done = seat_progress(
+        completed_share = seat_progress(
             self._turns.get(seat, 0),
             self.deliberation.max_turns,
             proposed=kind in _PROPOSED,
             ended=kind is EventType.SEAT_FINISHED,
         )
-        self._seat_progress[seat] = max(done, self._seat_progress.get(seat, 0.0))
+        self._seat_progress[seat] = max(completed_share, self._seat_progress.get(seat, 0.0))
         self.progress = max(
             self.progress,
             round(sum(self._seat_progress.values()) / len(self.deliberation.seats), 3),

@@ -161,7 +161,7 @@ async def deliberate(
         # Such as a full disk, or a sandbox that does not start.
         first_error = next(leaves(known_errors))
         for seat_state in council.seat_states:
-            seat_state.end(SeatStatus.FAILED, first_error.code, first_error.message)
+            seat_state.record_end(SeatStatus.FAILED, first_error.code, first_error.message)
     await _finish(council)
 
 
@@ -176,7 +176,7 @@ async def _run_until_deadline(council: DeliberationContext) -> None:
             raise
         for seat_state in council.seat_states:
             if seat_state.status is SeatStatus.CANCELLED:
-                seat_state.end(
+                seat_state.record_end(
                     SeatStatus.LATE, "DEADLINE_EXCEEDED", "the seat was not done in time"
                 )
 
@@ -200,7 +200,7 @@ async def _finish(council: DeliberationContext) -> None:
     # before earlier events (`Log.post`).
     for seat_state in council.seat_states:
         if seat_state.status is SeatStatus.CANCELLED and council.proposing.stopped_early:
-            seat_state.end(
+            seat_state.record_end(
                 SeatStatus.CANCELLED,
                 "CANCELLED",
                 "no proposal of this seat could have won any more",
@@ -424,7 +424,8 @@ async def _propose_all(council: DeliberationContext, seat_states: Sequence[SeatS
                 group.create_task(_cancel_late_seats(council, tasks, datetime.now(UTC) - started))
             )
         if waiting and all(
-            other.drafts or task.done() or other is seat_state for other, task in tasks
+            other_state.drafts or task.done() or other_state is seat_state
+            for other_state, task in tasks
         ):
             waiting[-1].cancel()
 
@@ -463,7 +464,7 @@ async def _cancel_late_seats(
         *(task for seat_state, task in tasks if seat_state in stopped), return_exceptions=True
     )
     for seat_state in stopped:
-        seat_state.end(
+        seat_state.record_end(
             SeatStatus.LATE,
             OUT_OF_PATIENCE,
             "another answer is proven, and this seat took too long after it (limits.patience)",
@@ -478,13 +479,14 @@ async def _revise_all(
 ) -> None:
     async with asyncio.TaskGroup() as group:
         for seat_state in seat_states:
-            own = [
+            own_reviews = [
                 review
                 for review in reviews
                 if review.candidate == seat_state.latest.proposal.candidate
             ]
             group.create_task(
-                revise(council, seat_state, round_, own), name=f"{seat_state.seat}.r{round_}"
+                revise(council, seat_state, round_, own_reviews),
+                name=f"{seat_state.seat}.r{round_}",
             )
 
 

@@ -288,9 +288,9 @@ class RecordedModel:
         Raises the errors of the model, and `BudgetExceeded`.
         """
         async with self._locks.setdefault(request.call_id, asyncio.Lock()):
-            return await self._ask(request)
+            return await self._ask_once(request)
 
-    async def _ask(self, request: ChatRequest) -> ChatReply:
+    async def _ask_once(self, request: ChatRequest) -> ChatReply:
         if (reply := self._replies.get(request.call_id)) is not None:
             return reply  # a turn that is repeated in a new workspace
         _, seat, phase, _ = request.call_id.split("/")

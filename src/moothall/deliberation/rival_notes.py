@@ -32,20 +32,20 @@ def rivals_of(council: DeliberationContext, seat_state: SeatState) -> str:
     """
     if council.prepared is None or council.setup_of(seat_state.seat).function is not None:
         return ""
-    own = seat_state.latest.proposal.diff
-    others = {
-        other.latest.proposal.diff: other
-        for other in council.proposers
-        if other.latest.proposal.diff != own
+    own_diff = seat_state.latest.proposal.diff
+    rivals = {
+        rival.latest.proposal.diff: rival
+        for rival in council.proposers
+        if rival.latest.proposal.diff != own_diff
     }
     letters = {
-        other.seat: letter for other, letter in zip(others.values(), ascii_uppercase, strict=False)
+        rival.seat: letter for rival, letter in zip(rivals.values(), ascii_uppercase, strict=False)
     }
     names = {
         **{seat: f"the tests of answer {letter}" for seat, letter in letters.items()},
         seat_state.seat: "your tests",
     }
-    return rivals_text([_describe(other.latest, names) for other in others.values()])
+    return rivals_text([_describe(rival.latest, names) for rival in rivals.values()])
 
 
 def _describe(judged: Candidate, names: dict[str, str], failing: Sequence[str] = ()) -> str:

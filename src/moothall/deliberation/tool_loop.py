@@ -293,8 +293,8 @@ class ToolLoop:
         except UnusableCallError as error:
             return _tool_message(call, f"error: {error}")
         result = await turn_calls.run_action(action)
-        shown = replace(result, error=self._tools.translate_error(result.error, call))
-        return _tool_message(call, result_text(shown, self._max_result_chars) or "done")
+        translated = replace(result, error=self._tools.translate_error(result.error, call))
+        return _tool_message(call, result_text(translated, self._max_result_chars) or "done")
 
     async def _submit(
         self, round_: _RoundState, call: FunctionCall, checks: dict[str, CheckRun]

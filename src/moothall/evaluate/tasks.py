@@ -239,9 +239,11 @@ class Judge:
         for check, some in paths.items():
             done = await _run(runs, check, some, (task.tests, diff), "judge")
             if done.refused:
-                return Judgement(solved=False, why=f"its patch does not apply: {done.why}")
+                return Judgement(solved=False, why=f"its patch does not apply: {done.failure}")
             if check not in done.runs:
-                raise WorkspaceFailed(f"the hidden tests of {task.id} could not be run: {done.why}")
+                raise WorkspaceFailed(
+                    f"the hidden tests of {task.id} could not be run: {done.failure}"
+                )
             ran[check] = done.runs[check]
         hidden_cases = [
             (check, case)

@@ -138,7 +138,9 @@ class Trial:
         unread = tuple(case for case, state in states.items() if self._needs_reading(state))
         unfit = await read_cases(unread) if unread else {}
         states |= {
-            case: f"does not fit the task: {why}" for case, why in unfit.items() if case in states
+            case: f"does not fit the task: {reason}"
+            for case, reason in unfit.items()
+            if case in states
         }
         counted = [case for case, state in states.items() if state == COUNTS]
         paths_by_check = await self.tests.find_paths(self.author)
@@ -230,7 +232,7 @@ class Trial:
             if case not in container_names
         }
 
-    def _runs_of(self, diff: str, check: str) -> list[CheckRun]:
+    def _runs_of_diff(self, diff: str, check: str) -> list[CheckRun]:
         return [
             run
             for (run_diff, run_check, _), run in self._runs.items()
@@ -240,19 +242,19 @@ class Trial:
     def _fails_on_base(self, check: str, case: str) -> bool:
         return all(
             run.status == "success" and self.tests.fails_on_base(run, case)
-            for run in self._runs_of("", check)
+            for run in self._runs_of_diff("", check)
         )
 
     def _passes(self, diff: str, check: str, case: str) -> bool:
-        return all(run.cases.get(case) == "passed" for run in self._runs_of(diff, check))
+        return all(run.cases.get(case) == "passed" for run in self._runs_of_diff(diff, check))
 
     def _is_steady(self, check: str, case: str) -> bool:
         base_outcomes = {
             run.status == "success" and self.tests.fails_on_base(run, case)
-            for run in self._runs_of("", check)
+            for run in self._runs_of_diff("", check)
         }
         answer_outcomes = [
-            {run.cases.get(case) == "passed" for run in self._runs_of(diff, check)}
+            {run.cases.get(case) == "passed" for run in self._runs_of_diff(diff, check)}
             for diff in self.diffs
         ]
         return len(base_outcomes) == 1 and all(len(outcomes) == 1 for outcomes in answer_outcomes)

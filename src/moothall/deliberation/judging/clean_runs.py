@@ -43,12 +43,12 @@ class CheckRuns:
     """The results of checks by name, without checks that did not run.
 
     refused: the patch does not apply.
-    why: the reason of a failure.
+    failure: the reason of a failure.
     """
 
     runs: Mapping[str, CheckRun]
     refused: bool = False
-    why: str = ""
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class CleanCheckoutRunner:
         return CheckRuns(
             {**visible_runs.runs, **hidden_runs.runs},
             hidden_runs.refused,
-            visible_runs.why or hidden_runs.why,
+            visible_runs.failure or hidden_runs.failure,
         )
 
     async def _run_in_fresh_workspaces(
@@ -204,7 +204,7 @@ class CleanCheckoutRunner:
     ) -> CheckRuns:
         """Run checks in a workspace, and again in a new one if its executor is lost."""
         runs: dict[str, CheckRun] = {}
-        why = ""
+        failure = ""
         for _ in range(_MAX_ATTEMPTS):
             try:
                 async with self.slots, open_workspace() as workspace:
@@ -212,10 +212,10 @@ class CleanCheckoutRunner:
                         runs[check] = await run_check(workspace, check)
                 return CheckRuns(runs)
             except PatchRefused as error:
-                return CheckRuns(runs, refused=True, why=error.message)
+                return CheckRuns(runs, refused=True, failure=error.message)
             except (WorkspaceFailed, SandboxUnavailable) as error:
-                why = error.message
-        return CheckRuns(runs, why=why)
+                failure = error.message
+        return CheckRuns(runs, failure=failure)
 
     async def read_base_file(self, path: str) -> str:
         """Return a text file of the base. Raises `NotFound`."""

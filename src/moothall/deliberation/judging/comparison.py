@@ -80,7 +80,7 @@ class _Ranking:
     """
 
     ranks: tuple[tuple[_Entry, ...], ...]
-    why: str = ""
+    reason: str = ""
 
 
 async def compare_answers(council: DeliberationContext, answers: Sequence[Answer]) -> list[Review]:
@@ -150,7 +150,7 @@ async def _rank_entries(council: DeliberationContext, entries: Sequence[_Entry])
     The best of each group are compared again, and rank before those that they beat.
     """
     beaten: list[tuple[_Entry, ...]] = []
-    remaining, why, stage = list(entries), "", 0
+    remaining, reason, stage = list(entries), "", 0
     while len(remaining) > 1:
         stage += 1
         group_count = -(-len(remaining) // GROUP_SIZE)
@@ -168,7 +168,7 @@ async def _rank_entries(council: DeliberationContext, entries: Sequence[_Entry])
         for members, ranking in zip(groups, rankings, strict=True):
             first, *rest = ranking.ranks if ranking is not None else (tuple(members),)
             best += first
-            why = ranking.why if ranking is not None and ranking.why else why
+            reason = ranking.reason if ranking is not None and ranking.reason else reason
             for rank, tied in enumerate(rest):
                 others_by_rank.setdefault(rank, []).extend(tied)
         beaten = [*(tuple(others_by_rank[rank]) for rank in sorted(others_by_rank)), *beaten]
@@ -177,7 +177,7 @@ async def _rank_entries(council: DeliberationContext, entries: Sequence[_Entry])
         remaining = best
     if not beaten:
         return None
-    return _Ranking((tuple(remaining), *beaten), why)
+    return _Ranking((tuple(remaining), *beaten), reason)
 
 
 async def _compare_group(
@@ -198,10 +198,10 @@ async def _compare_group(
             step, messages, order_schema(len(order)), review_tokens(setup.llm), temperature=0.0
         )
         try:
-            ranks, why = read_order(reply, len(order)) if reply is not None else ((), "")
+            ranks, reason = read_order(reply, len(order)) if reply is not None else ((), "")
         except MalformedReplyError:
-            ranks, why = (), ""
-        return {order[position]: rank for rank, position in enumerate(ranks)}, why
+            ranks, reason = (), ""
+        return {order[position]: rank for rank, position in enumerate(ranks)}, reason
 
     indices = list(range(len(members)))
     async with asyncio.TaskGroup() as group:
@@ -233,8 +233,8 @@ async def _publish_ranking(council: DeliberationContext, ranking: _Ranking) -> l
         for proposal in (proposal for entry in entries for proposal in entry.answer.proposals):
             comment = f"place {rank + 1} of {last_rank + 1} in a comparison by summaries"
             comment = (
-                f"{comment}: {ranking.why}"[:_COMMENT_CHARS]
-                if ranking.why and not rank
+                f"{comment}: {ranking.reason}"[:_COMMENT_CHARS]
+                if ranking.reason and not rank
                 else comment
             )
             review = Review(
@@ -317,11 +317,11 @@ async def break_tie(
     await comparison.run()
     author = comparison.author
     if author is None:
-        council.judging.answers_equivalent = bool(comparison.same)
+        council.judging.answers_equivalent = bool(comparison.equivalence)
         message = (
-            f"{len(diffs)} answers behave the same: {comparison.same}"
-            if comparison.same
-            else f"no test: {comparison.why}"
+            f"{len(diffs)} answers behave the same: {comparison.equivalence}"
+            if comparison.equivalence
+            else f"no test: {comparison.missing_reason}"
         )
         await publish_report(
             council, TIE_BREAKER, f"tie-breaker: {sanitize_line(message, _WHY_CHARS)}"
@@ -346,16 +346,18 @@ async def break_tie(
 class _Comparison:
     """The tie-breaker's work on different answers.
 
-    Its result is `author`, who brings tests, or `same`, the reason why the answers behave the same,
-    or `why` there is neither.
+    Attributes:
+        author: brings the tests that tell the answers apart.
+        equivalence: the reason why the answers behave the same.
+        missing_reason: the reason if there is neither.
     """
 
     council: DeliberationContext
     evaluator: Evaluator
     diffs: Sequence[str]
     author: Proposal | None = None
-    same: str = ""
-    why: str = "it neither wrote a test nor said that they behave the same"
+    equivalence: str = ""
+    missing_reason: str = "it neither wrote a test nor said that they behave the same"
 
     @property
     def _letters(self) -> str:
@@ -367,7 +369,7 @@ class _Comparison:
         deadline = agent_deadline(self.council, TIME_SHARE)
         tools = select_tools(setup)
         if deadline is None or tools is None:
-            self.why = "there was no time left"
+            self.missing_reason = "there was no time left"
             return
         turns = min(MAX_TURNS, setup.max_turns)
         max_chars = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5 / len(self.diffs))
@@ -392,11 +394,11 @@ class _Comparison:
         except BusUnavailable:
             raise
         except MoothallError as error:
-            self.why = error.message
+            self.missing_reason = error.message
 
     async def _prepare(self, workspace: Workspace) -> None:
         # In a second workspace the same replies are replayed.
-        self.author, self.same = None, ""
+        self.author, self.equivalence = None, ""
         unredacted = [self.evaluator.unredact(diff) for diff in self.diffs]
         await _upload_answers(self.council, workspace, self._letters, unredacted)
 
@@ -410,7 +412,7 @@ class _Comparison:
             return f"error: {error}", False
         if arguments.get(evidence_prompt.SAME) is True:
             self.author = None
-            self.same = str(arguments.get("summary") or "no reason is given")
+            self.equivalence = str(arguments.get("summary") or "no reason is given")
             return "Handed in.", True
         author = await extract_agent_tests(self.council, await commit(), TIE_BREAKER)
         if not author.diff:

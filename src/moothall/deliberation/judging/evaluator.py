@@ -149,9 +149,9 @@ class Evaluator:
                 self._confirmed[key] = (judgement, passed_once)
                 self._assessments[key] = await self._complete(judgement, key)
                 self._waiting.pop(key, None)
-                for other in [*self._waiting]:
-                    if await self._share_confirmation(key, other):
-                        keys.add(other)
+                for other_key in [*self._waiting]:
+                    if await self._share_confirmation(key, other_key):
+                        keys.add(other_key)
         confirmed = []
         for candidate in judged:
             key = digest(candidate.proposal.diff)
@@ -160,9 +160,11 @@ class Evaluator:
             assessment = self._assessments[key]
             await self._publish(Candidate(candidate.proposal, assessment))
             # Other parts have added and published evidence of their own.
-            first = self._first_evidence[key]
-            others = tuple(item for item in candidate.assessment.evidence if item not in first)
-            assessment = replace(assessment, evidence=(*assessment.evidence, *others))
+            published_evidence = self._first_evidence[key]
+            further_evidence = tuple(
+                item for item in candidate.assessment.evidence if item not in published_evidence
+            )
+            assessment = replace(assessment, evidence=(*assessment.evidence, *further_evidence))
             confirmed.append(
                 replace(candidate, assessment=assessment, details=self._details.get(key, {}))
             )
@@ -384,8 +386,8 @@ class Evaluator:
                 replace(own_evidence, failed=len(failing), red=tuple(failing[:_MAX_OWN_FAILING]))
             )
         if canaries.missing:
-            why = self._explain_missing_canary(canaries.missing)
-            evidence.append(Evidence(CANARY, Verdict.MISSING, why=why))
+            reason = self._explain_missing_canary(canaries.missing)
+            evidence.append(Evidence(CANARY, Verdict.MISSING, why=reason))
         return evidence
 
     def _explain_missing_canary(self, checks: Sequence[str]) -> str:
@@ -505,9 +507,11 @@ class Evaluator:
             run = runs.get(check)
             if run is None or run.status != "success":
                 continue
-            known = self._prepared.runs[check].cases.keys() | run.cases.keys()
+            known_cases = self._prepared.runs[check].cases.keys() | run.cases.keys()
             own_run = await self._author_tests.run_own_tests(proposal, check, paths)
-            new = {case: outcome for case, outcome in own_run.cases.items() if case not in known}
+            new = {
+                case: outcome for case, outcome in own_run.cases.items() if case not in known_cases
+            }
             failing += [case for case, outcome in new.items() if outcome in FAILED_OUTCOMES]
             joined[check] = replace(
                 run,

@@ -153,7 +153,10 @@ def make_canary(argv: Sequence[str], case: str, path: str, source: str) -> Canar
         )
     if path.endswith(".go"):
         return Canary(
-            path, _GO.format(name=name.upper()), name.upper(), f"{container}::Test{name.upper()}"
+            path,
+            _GO.format(name=name.upper()),
+            name.upper(),
+            f"{container}::Test{name.upper()}",
         )
     if path.endswith(".rs"):
         return Canary(path, _RUST.format(name=name), name, f"{container}::test_{name}")
@@ -436,9 +439,9 @@ class FurtherRuns:
                     for case in fixed
                     if case in run.cases and case not in self._confirmed_failures
                 ]
-                known = self._base_failures.find(self.prepared, check, unknown)
-                self._confirmed_failures |= dict.fromkeys(known, True)
-                unconfirmed = tuple(case for case in unknown if case not in known)
+                known_failures = self._base_failures.find(self.prepared, check, unknown)
+                self._confirmed_failures |= dict.fromkeys(known_failures, True)
+                unconfirmed = tuple(case for case in unknown if case not in known_failures)
                 unconfirmed = unconfirmed[:MAX_RERUN_CASES]
                 if not unconfirmed:
                     continue

@@ -96,7 +96,7 @@ class IndependentTests:
 
     council: DeliberationContext
     author: Proposal | None = None
-    why: str = ""
+    missing_reason: str = ""
     written: bool = False
     failing_everywhere: tuple[str, ...] = ()
     _unfit: dict[str, str] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class IndependentTests:
         candidates, evaluator = council.judged, council.evaluator
         if not self.written and may_write_tests(council):
             self.written = True
-            self.author, self.why = await _write_tests(council)
+            self.author, self.missing_reason = await _write_tests(council)
         if not self.written or evaluator is None:
             return candidates
         if self.author is None:
@@ -122,7 +122,7 @@ class IndependentTests:
                 await publish_report(
                     council,
                     TEST_WRITER,
-                    f"test writer: no tests: {sanitize_line(self.why, _WHY_CHARS)}",
+                    f"test writer: no tests: {sanitize_line(self.missing_reason, _WHY_CHARS)}",
                 )
             return candidates
         diffs = tuple(
@@ -174,7 +174,7 @@ class IndependentTests:
                 self.council, self.author, TEST_WRITER, only_requested=False, number=number
             )(unread)
             self._read_cases |= {*unread}
-        return {case: why for case, why in self._unfit.items() if case in cases}
+        return {case: reason for case, reason in self._unfit.items() if case in cases}
 
 
 async def _write_tests(council: DeliberationContext) -> tuple[Proposal | None, str]:
@@ -226,14 +226,14 @@ async def _write_tests(council: DeliberationContext) -> tuple[Proposal | None, s
         deadline=deadline,
         prepare=prepare,
     )
-    why = "it wrote none"
+    reason = "it wrote none"
     try:
         await run_agent(council, task)
     except BusUnavailable:
         raise
     except MoothallError as error:
-        why = error.message
-    return (submissions[-1], "") if submissions else (None, why)
+        reason = error.message
+    return (submissions[-1], "") if submissions else (None, reason)
 
 
 async def extract_agent_tests(council: DeliberationContext, patch: Patch, agent: str) -> Proposal:
@@ -328,7 +328,7 @@ def make_case_reader(
                 cases[evidence_prompt.READ_CASES :],
                 f"only {evidence_prompt.READ_CASES} tests are read",
             )
-            return {cases[number - 1]: why for number, why in dropped.items()} | unread
+            return {cases[number - 1]: reason for number, reason in dropped.items()} | unread
         return dict.fromkeys(cases, "no model could compare it with the task")
 
     return read_cases

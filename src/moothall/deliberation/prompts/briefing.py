@@ -52,9 +52,9 @@ _HEADS: Mapping[Scope, str] = {
     "milestones": "its moves, the last first:",
     "timeline": "what happened, the last first:",
 }
-_EVENTS, _MOST_EVENTS = 20, 200
+_DEFAULT_EVENTS, _MAX_EVENTS = 20, 200
 _CONTEXT, _HISTORY = "what is known", "what happened"
-Ask = Callable[..., Awaitable[Sequence[Mapping[str, Any]]]]
+AskGraph = Callable[..., Awaitable[Sequence[Mapping[str, Any]]]]
 """Answers a question of the graph, by its name and parameters: `CypherGraph.ask`."""
 
 
@@ -190,24 +190,24 @@ def _decision(item: Mapping[str, Any]) -> str:
 
 
 def _note(item: Mapping[str, Any]) -> str:
-    about = f", on {_line(item['task'])}" if item.get("task") else ""
-    why = f" | because {_line(item['reason'])}" if item.get("reason") else ""
-    noted = f"noted by {_line(item.get('actor'))} for {_line(item.get('role'))}{about}"
+    task_suffix = f", on {_line(item['task'])}" if item.get("task") else ""
+    reason = f" | because {_line(item['reason'])}" if item.get("reason") else ""
+    source = f"noted by {_line(item.get('actor'))} for {_line(item.get('role'))}{task_suffix}"
     return (
-        f"{noted}: {_line(item.get('kind'))} {_line(item.get('entity'))}: "
-        f"{_line(item.get('words'))}{why}"
+        f"{source}: {_line(item.get('kind'))} {_line(item.get('entity'))}: "
+        f"{_line(item.get('words'))}{reason}"
     )
 
 
 def _summary(row: Mapping[str, Any]) -> str:
     winner = mapping_of(row.get("winner"))
-    end = (
+    state = (
         f"{_line(row.get('status'))}, "
         f"{_line(row.get('final_state'))}{', proven' if row.get('proven') else ''}"
     )
     parts = [
         (
-            f"{_line(row.get('task_id'))} ({_line(row.get('role'))}), {end}: "
+            f"{_line(row.get('task_id'))} ({_line(row.get('role'))}), {state}: "
             f"{_line(row.get('description'))}"
         )
     ]
@@ -227,9 +227,11 @@ def _summary(row: Mapping[str, Any]) -> str:
 
 
 def _task(item: Mapping[str, Any]) -> str:
-    ends = [_line(end) for end in list_of(item.get("ends")) if end]
-    after = ", ".join(_line(name) for name in list_of(item.get("after")))
-    state = ends[-1] if ends else f"after {after}" if after else "open"
+    final_states = [_line(state_text) for state_text in list_of(item.get("ends")) if state_text]
+    dependencies = ", ".join(_line(name) for name in list_of(item.get("after")))
+    state = (
+        final_states[-1] if final_states else f"after {dependencies}" if dependencies else "open"
+    )
     return (
         f"{_line(item.get('task_id'))} ({_line(item.get('role'))}), {state}: "
         f"{_line(item.get('description'))}"
@@ -262,8 +264,10 @@ def _entry(row: Mapping[str, Any]) -> str:
     )
 
 
-def _line(value: object, most: int = _LINE) -> str:
-    return " ".join(clip(" ".join(str(value if value is not None else "").split()), most).split())
+def _line(value: object, max_chars: int = _LINE) -> str:
+    return " ".join(
+        clip(" ".join(str(value if value is not None else "").split()), max_chars).split()
+    )
 
 
 def _mappings(value: object) -> list[Mapping[str, Any]]:
@@ -282,7 +286,7 @@ class Briefings:
 
     def __init__(
         self,
-        ask: Ask,
+        ask_graph: AskGraph,
         limits: LimitSettings,
         rules: Rules | None = None,
         *,
@@ -290,7 +294,7 @@ class Briefings:
         clean: Callable[[str], str] = scrub,
     ) -> None:
         self._rules = rules or Rules()
-        self._ask = ask
+        self._ask_graph = ask_graph
         self._budget = limits.context_tokens
         self._count = count
         self._clean = clean
@@ -307,10 +311,10 @@ class Briefings:
             ("", ""),
         ):
             lay = partial(_lay_out, head, self._clean)
-            if found := await fill(lines, partial(_text, lay), self._count, budget):
-                whole = lay(found[0])
+            if selection := await fill(lines, partial(_text, lay), self._count, budget):
+                whole = lay(selection[0])
                 return replace(
-                    whole, tokens=found[1], version=digest(whole.text), scopes=scopes_wanted
+                    whole, tokens=selection[1], version=digest(whole.text), scopes=scopes_wanted
                 )
         raise AssertionError  # an empty text has no tokens
 
@@ -320,12 +324,12 @@ class Briefings:
         """
         role, scopes_wanted = _check(request, self._budget)
         lines = await self._lines(request, role, scopes_wanted, principal)
-        found = (
+        selection = (
             await fill(lines, lambda chosen: self._clean(lay_out(chosen)), self._count, budget)
             if budget > 0
             else None
         )
-        return self._clean(lay_out(found[0])) if found else ""
+        return self._clean(lay_out(selection[0])) if selection else ""
 
     async def _lines(
         self,
@@ -334,7 +338,7 @@ class Briefings:
         scopes_wanted: Sequence[str],
         principal: Principal,
     ) -> list[ContextLine]:
-        about = {
+        subject = {
             "story_id": request.story_id,
             "task_id": request.task_id,
             "role": role,
@@ -345,11 +349,11 @@ class Briefings:
         if static_scopes := [scope for scope in scopes_wanted if scope != "timeline"]:
             row = next(
                 iter(
-                    await self._ask(
+                    await self._ask_graph(
                         "context",
                         only=",".join(static_scopes),
                         repository=request.repository,
-                        **about,
+                        **subject,
                     )
                 ),
                 {},
@@ -358,14 +362,16 @@ class Briefings:
         if "similar" in scopes_wanted and (
             repository := request.repository or str(row.get("repository") or "")
         ):
-            besides = request.story_id or str(row.get("of_story") or "")
-            similar = await self._ask(
-                "similar", repository=repository, **(about | {"story_id": besides})
+            excluded_story = request.story_id or str(row.get("of_story") or "")
+            similar = await self._ask_graph(
+                "similar", repository=repository, **(subject | {"story_id": excluded_story})
             )
         events: Sequence[Mapping[str, Any]] = ()
         if "timeline" in scopes_wanted:
-            where = {"task_id": ""} if request.story_id else {}
-            events = await self._ask("timeline", limit=request.events or _EVENTS, **(about | where))
+            overrides = {"task_id": ""} if request.story_id else {}
+            events = await self._ask_graph(
+                "timeline", limit=request.events or _DEFAULT_EVENTS, **(subject | overrides)
+            )
         return lines_of(row, similar, events, request.description)
 
     def _names_offered(self, role: str, tenant: str) -> list[str]:
@@ -395,7 +401,7 @@ def _lay_out(
     return Briefing(system, context, tools, history, text, 0, "", static_text)
 
 
-def _check(request: BriefingRequest, most: int) -> tuple[str, tuple[str, ...]]:
+def _check(request: BriefingRequest, max_budget: int) -> tuple[str, tuple[str, ...]]:
     """Return the role, or '', and the scopes that are wanted and allowed."""
     if not request.task_id and not request.story_id:
         raise InvalidRequest("the briefing has no subject: give task_id, story_id or case_id")
@@ -404,14 +410,14 @@ def _check(request: BriefingRequest, most: int) -> tuple[str, tuple[str, ...]]:
             check_id(value, name)
     role = read_role(request.role) if request.role.strip() else ""
     allowed = scopes().allowed_scopes(role, request.phase)
-    if not 0 <= request.events <= _MOST_EVENTS:
+    if not 0 <= request.events <= _MAX_EVENTS:
         raise InvalidRequest(
-            f"max_events is {request.events}; allowed are 0 (the default, {_EVENTS}) to "
-            f"{_MOST_EVENTS}"
+            f"max_events is {request.events}; allowed are 0 (the default, {_DEFAULT_EVENTS}) to "
+            f"{_MAX_EVENTS}"
         )
-    if not 0 <= request.budget <= most:
+    if not 0 <= request.budget <= max_budget:
         raise InvalidRequest(
-            f"token_budget is {request.budget}; allowed are 0 (the default) to {most} "
+            f"token_budget is {request.budget}; allowed are 0 (the default) to {max_budget} "
             "(limits.context_tokens)"
         )
     named = scopes().check(request.scopes)

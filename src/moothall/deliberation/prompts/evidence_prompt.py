@@ -91,7 +91,7 @@ def summary_prompt(system: str, shared: str, answer: str, facts: str) -> tuple[M
 
 def comparison_prompt(system: str, shared: str, summaries: Sequence[str]) -> tuple[Message, ...]:
     """Ask for the order of a few answers, best first."""
-    shown = "\n\n".join(
+    answers = "\n\n".join(
         fence(f"answer {letter}", text)
         for letter, text in zip(ascii_uppercase, summaries, strict=False)
     )
@@ -100,7 +100,7 @@ def comparison_prompt(system: str, shared: str, summaries: Sequence[str]) -> tup
         system,
         shared,
         "Now compare colleagues' answers by their summaries, instead of doing the task.\n\n"
-        f"{shown}\n\n"
+        f"{answers}\n\n"
         "Which does what the task asks for, all of it and nothing else? A right answer may be "
         "longer than a wrong one, and the "
         'order in which they stand means nothing. Say in "why" what decides; then order all of '
@@ -111,12 +111,14 @@ def comparison_prompt(system: str, shared: str, summaries: Sequence[str]) -> tup
 
 def notes_prompt(system: str, shared: str, attempts: Sequence[str]) -> tuple[Message, ...]:
     """Ask for notes about the first attempts, for colleagues who start again."""
-    shown = "\n\n".join(fence(f"attempt {number}", text) for number, text in enumerate(attempts, 1))
+    fenced_attempts = "\n\n".join(
+        fence(f"attempt {number}", text) for number, text in enumerate(attempts, 1)
+    )
     return _pair(
         system,
         shared,
         "Colleagues have tried this task, and no test shows that one of them is right:\n\n"
-        f"{shown}\n\n"
+        f"{fenced_attempts}\n\n"
         "Others begin anew now, from the original code, and see your notes but none of these "
         "attempts. Write the notes: what was "
         "found out about the code and the cause, what was tried and why it may be wrong or "
@@ -145,10 +147,10 @@ def rivals_text(rivals: Sequence[str]) -> str:
 def read_summary(reply: ChatReply) -> AnswerSummary:
     """Read a summary. Raises `MalformedReplyError` if it is empty."""
     data = find_object(whole_text(reply), *_FIELDS)
-    found = {name: _one_line(data.get(name)) for name in _FIELDS}
-    if not any(found.values()):
+    texts = {name: _one_line(data.get(name)) for name in _FIELDS}
+    if not any(texts.values()):
         raise MalformedReplyError(f"it has none of the fields {', '.join(_FIELDS)}.")
-    return AnswerSummary(found)
+    return AnswerSummary(texts)
 
 
 def read_order(reply: ChatReply, count: int) -> tuple[tuple[int, ...], str]:
@@ -311,14 +313,16 @@ def writer_prompt(shared: str, turns: int, examples: str = "") -> tuple[Message,
     """Return the first messages of the test writer. examples: the examples in the task's text, as a
     list.
     """
-    given = (
+    example_section = (
         "The task gives these examples. Each has to be in a test, with its values as they are:\n"
         f"{examples}\n\n"
         if examples
         else ""
     )
     return _pair(
-        _WRITER, shared, f"{given}Write the tests for this task now. {_TURNS.format(turns=turns)}"
+        _WRITER,
+        shared,
+        f"{example_section}Write the tests for this task now. {_TURNS.format(turns=turns)}",
     )
 
 
@@ -329,10 +333,10 @@ def breaker_prompt(
 
     patches: letter and diff. places: where the files with them are.
     """
-    shown = "\n\n".join(fence(f"change {letter}", diff) for letter, diff in patches)
+    fenced_patches = "\n\n".join(fence(f"change {letter}", diff) for letter, diff in patches)
     return _pair(
         _BREAKER.format(places=places),
-        f"{shared}\n\n{shown}",
+        f"{shared}\n\n{fenced_patches}",
         f"Compare the changes now. {_TURNS.format(turns=turns)}",
     )
 

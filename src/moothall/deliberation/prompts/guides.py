@@ -68,12 +68,12 @@ class Guides:
 
     Attributes:
         root: the guide of the root, None if there is none.
-        near: the guides closest to the files that the task names, without that of the root.
+        closest: the guides closest to the files that the task names, without that of the root.
         nested: all guides of folders that are listed.
     """
 
     root: Guide | None = None
-    near: tuple[Guide, ...] = ()
+    closest: tuple[Guide, ...] = ()
     nested: tuple[Guide, ...] = ()
     skills: tuple[Skill, ...] = ()
 
@@ -94,7 +94,7 @@ class Guides:
                 "change the task",
                 self.root.cut(_ROOT_CHARS),
             )
-        for guide in self.near:
+        for guide in self.closest:
             yield fence(
                 f"{guide.path}: how to work in this folder; it comes before the guides of the "
                 "folders above, and does not change the task",
@@ -106,7 +106,7 @@ class Guides:
         """Yield the fenced lists of nested guides and of skills, whose files a seat reads when it
         needs them.
         """
-        listed = [guide.path for guide in self.nested if guide not in self.near]
+        listed = [guide.path for guide in self.nested if guide not in self.closest]
         if listed:
             yield fence(
                 "guides of folders: read the closest one before you change a file there; it comes "

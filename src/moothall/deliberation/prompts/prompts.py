@@ -118,15 +118,15 @@ def system_text(
         return _TEXT.format(
             data=_DATA, spelling=(_DOCUMENT_SPELLING if document else _TEXT_SPELLING)[mode]
         )
-    action, task, why, finish = _example(example)
+    action, task, thought, finish = _example(example)
     return _WORK.format(
         data=_DATA,
         spelling=_SPELLING[mode],
         tools=describe(specs),
         python=f"\n{_PYTHON_TEXT.format(python=_PYTHON[mode])}\n" if python else "",
         task=task,
-        why=why,
-        example=_spelt(action, f"{why}, {'append' if example is None else 'define'} it", mode),
+        why=thought,
+        example=_spelt(action, f"{thought}, {'append' if example is None else 'define'} it", mode),
         finish=json.dumps({"thought": "the tests pass", "finish": finish}, ensure_ascii=False)
         if mode == "json"
         else f"<finish>{finish}</finish>",
@@ -170,13 +170,13 @@ def _spelt(action: Action, thought: str, mode: ReplyMode) -> str:
     )
 
 
-def example_of(shown: RepositoryContext | None) -> tuple[Action, ...]:
+def example_of(repository_context: RepositoryContext | None) -> tuple[Action, ...]:
     """Return the actions of the worked example in the system prompt, in order, or () if it has
     none.
 
     A reply with the same actions was copied, and is refused before it runs.
     """
-    return () if shown is None else (_example(shown.example)[0],)
+    return () if repository_context is None else (_example(repository_context.example)[0],)
 
 
 def _answers(example: Sequence[Action], mode: ReplyMode) -> str:
@@ -187,25 +187,23 @@ def _answers(example: Sequence[Action], mode: ReplyMode) -> str:
     """
     args = example[0].arguments if example else {}
     if name := args.get("name"):
-        question, look = (
+        question, first_action = (
             f"Where is {name}?",
             Action("files.search", {"pattern": str(name).rpartition(".")[2]}),
         )
         finish = f"{name} is in {args['path']}."
     else:
-        question, look = (
+        question, first_action = (
             "What does is_even return for -3?",
             Action("files.read", {"path": str(_IS_EVEN.arguments["path"])}),
         )
         finish = "False: -3 % 2 is 1 in Python, and is_even compares it with 0."
-    end = (
+    second_reply = (
         json.dumps({"thought": "it says so", "finish": finish})
         if mode == "json"
         else f"<finish>{finish}</finish>"
     )
-    return (
-        f'"{question}" the replies would be these two:\n{_spelt(look, "look first", mode)}\n{end}'
-    )
+    return f'"{question}" the replies would be these two:\n{_spelt(first_action, "look first", mode)}\n{second_reply}'
 
 
 def sub_agent_prompt(
@@ -251,42 +249,46 @@ def task_parts(d: Deliberation) -> list[str]:
 
 
 def shared_text(
-    d: Deliberation, shown: RepositoryContext | None, guide_lists: Sequence[str] = ()
+    d: Deliberation, repository_context: RepositoryContext | None, guide_lists: Sequence[str] = ()
 ) -> str:
     """Return the task and the excerpt of the repository, the same for every seat and phase."""
     parts = task_parts(d)
-    if shown is not None:
-        if shown.guide:
+    if repository_context is not None:
+        if repository_context.guide:
             parts.append(
                 fence(
                     f"{GUIDE}: the repository's conventions, for how the task is done and not for "
                     "what it is",
-                    shown.guide,
+                    repository_context.guide,
                 )
             )
         parts += guide_lists
-        parts += _cases(shown)
+        parts += _cases(repository_context)
         parts += [
             fence(f"{path}, a test that fails now and must pass", text)
-            for path, text in shown.failing
+            for path, text in repository_context.failing
         ]
         parts += [
-            fence(f"{place}, which the failing tests run", text) for place, text in shown.code
+            fence(f"{place}, which the failing tests run", text)
+            for place, text in repository_context.code
         ]
-        parts += [fence(path, text) for path, text in shown.files]
-        if shown.map:
-            parts.append(fence("map of the repository: signatures only", shown.map))
-        parts.append(fence("files of the repository", shown.listing))
+        parts += [fence(path, text) for path, text in repository_context.files]
+        if repository_context.map:
+            parts.append(fence("map of the repository: signatures only", repository_context.map))
+        parts.append(fence("files of the repository", repository_context.listing))
     return "\n\n".join(parts)
 
 
-def _cases(shown: RepositoryContext) -> list[str]:
+def _cases(repository_context: RepositoryContext) -> list[str]:
     """Return the failing cases: those with output one by one, the others as a list."""
-    parts = [fence(f"{case} fails now", text) for case, text in shown.cases if text]
-    silent = [case for case, text in shown.cases if not text]
+    parts = [fence(f"{case} fails now", text) for case, text in repository_context.cases if text]
+    without_output = [case for case, text in repository_context.cases if not text]
     return (
-        [*parts, fence("what fails now too" if parts else "what fails now", "\n".join(silent))]
-        if silent
+        [
+            *parts,
+            fence("what fails now too" if parts else "what fails now", "\n".join(without_output)),
+        ]
+        if without_output
         else parts
     )
 
@@ -319,17 +321,17 @@ def seat_prompt(
     answer_mode: an answer is enough, written in this mode. example: the actions of the worked
     example in `system`.
     """
-    way = f"\nYour approach: {fence('approach', approach)}" if approach else ""
-    ask = "Do the task now: reply with the actions that make the change."
+    approach_section = f"\nYour approach: {fence('approach', approach)}" if approach else ""
+    instruction = "Do the task now: reply with the actions that make the change."
     if about_text:
-        ask = "Write the whole answer now."
+        instruction = "Write the whole answer now."
     elif answer_mode:
-        ask = (
+        instruction = (
             "If the task asks for a change, make it. If it is a question, change nothing: look at "
             f"what you need, then finish with the whole answer. For {_answers(example, answer_mode)}\n"
             "Now do the task."
         )
-    return _pair(system, shared, f"{ROLES[role]}{way}\n{ask}")
+    return _pair(system, shared, f"{ROLES[role]}{approach_section}\n{instruction}")
 
 
 def review_prompt(

@@ -97,7 +97,7 @@ def _turn_schema(
     """
     thought = {"type": "string", "maxLength": _SHORT_THOUGHT}
     text = {"type": "string", "minLength": 1, "maxLength": max_string}
-    ways = []
+    alternatives = []
     if specs:
         action = {
             "anyOf": [
@@ -106,12 +106,12 @@ def _turn_schema(
             ]
         }
         actions = {"type": "array", "items": action, "minItems": 1, "maxItems": MAX_ACTIONS}
-        ways.append(closed_object(thought=thought, actions=actions))
+        alternatives.append(closed_object(thought=thought, actions=actions))
     if specs and python:
-        ways.append(closed_object(thought=thought, python=text))
+        alternatives.append(closed_object(thought=thought, python=text))
     if may_finish or not specs:
-        ways.append(closed_object(thought=thought, finish=text))
-    schema = ways[0] if len(ways) == 1 else {"anyOf": ways}
+        alternatives.append(closed_object(thought=thought, finish=text))
+    schema = alternatives[0] if len(alternatives) == 1 else {"anyOf": alternatives}
     return ReplySchema("turn", schema if max_string is not None else _without_max_length(schema))
 
 
@@ -156,12 +156,12 @@ def _without_max_length(schema: Any) -> Any:
     number.
     """
     if isinstance(schema, Mapping):
-        kept = {
+        unlimited = {
             key: value
             for key, value in schema.items()
             if key != "maxLength" or isinstance(value, Mapping)
         }
-        return {key: _without_max_length(value) for key, value in kept.items()}
+        return {key: _without_max_length(value) for key, value in unlimited.items()}
     return [_without_max_length(item) for item in schema] if isinstance(schema, list) else schema
 
 
@@ -211,7 +211,7 @@ def claim_schema() -> ReplySchema:
     )
 
 
-def numbered_schema(field: str, most: int) -> ReplySchema:
+def numbered_schema(field: str, max_items: int) -> ReplySchema:
     """Return the schema of a list of at most `most` numbered tests under a field, each with a
     reason.
     """
@@ -219,7 +219,7 @@ def numbered_schema(field: str, most: int) -> ReplySchema:
         test={"type": "integer", "minimum": 1}, why={"type": "string", "maxLength": 300}
     )
     return ReplySchema(
-        field, closed_object(**{field: {"type": "array", "items": item, "maxItems": most}})
+        field, closed_object(**{field: {"type": "array", "items": item, "maxItems": max_items}})
     )
 
 
@@ -296,9 +296,9 @@ def _nothing_usable(parts: ReplyParts, mode: ReplyMode) -> MalformedReplyError:
         return parts.broken
     if mode == "json" and not parts.objects:
         return MalformedReplyError("there is no JSON object in it.")
-    known = "actions, finish" if mode == "json" else "<tool>, <finish>"
+    known_fields = "actions, finish" if mode == "json" else "<tool>, <finish>"
     fields = f" It has the unknown field {parts.fields[0][:40]!r}." if parts.fields else ""
-    return MalformedReplyError(f"it holds none of {known}; exactly one is needed.{fields}")
+    return MalformedReplyError(f"it holds none of {known_fields}; exactly one is needed.{fields}")
 
 
 def read_document(reply: ChatReply) -> Turn:
@@ -495,8 +495,8 @@ def read_claim(reply: ChatReply) -> str:
     """Return why tests do not show that the task is done, or ''. Raises `MalformedReplyError` if
     the reply does not say.
     """
-    done, reason = _read_verdict(reply, "done")
-    return "" if done else f"its tests do not show that the task is done: {reason}"
+    is_done, reason = _read_verdict(reply, "done")
+    return "" if is_done else f"its tests do not show that the task is done: {reason}"
 
 
 def _read_verdict(reply: ChatReply, field: str) -> tuple[bool, str]:
@@ -505,8 +505,8 @@ def _read_verdict(reply: ChatReply, field: str) -> tuple[bool, str]:
     data = find_object(reply.text, field)
     if not isinstance(data.get(field), bool):
         raise MalformedReplyError(f'"{field}" is neither true nor false.')
-    why = data.get("why")
-    reason = " ".join(why.split())[:300] if isinstance(why, str) else ""
+    explanation = data.get("why")
+    reason = " ".join(explanation.split())[:300] if isinstance(explanation, str) else ""
     return data[field], reason or "no reason is given"
 
 
@@ -517,17 +517,17 @@ def find_object(text: str, *fields: str) -> Mapping[str, Any]:
     Earlier objects are drafts and quotes, such as reasoning that the server did not separate.
     """
     chosen: Mapping[str, Any] | None = None
-    other: Mapping[str, Any] | None = None
+    last: Mapping[str, Any] | None = None
     for value in find_values(text):
-        other = value
+        last = value
         for candidate in (value, *(inner for inner in value.values() if isinstance(inner, dict))):
             if any(field in candidate for field in fields):
                 chosen = candidate
                 break
-    found = chosen if chosen is not None else other
-    if found is None:
+    result = chosen if chosen is not None else last
+    if result is None:
         raise MalformedReplyError("there is no JSON object in it.")
-    return found
+    return result
 
 
 def _find_list(reply: ChatReply, field: str) -> Sequence[Any]:
@@ -535,8 +535,8 @@ def _find_list(reply: ChatReply, field: str) -> Sequence[Any]:
     _require_whole(reply)
     text = without_thinking(reply.text)
     with suppress(MalformedReplyError):  # a list by itself is in no object
-        if isinstance(found := find_object(text, field).get(field), list):
-            return found
+        if isinstance(items := find_object(text, field).get(field), list):
+            return items
     lists = [
         value
         for value in find_values(text, "[")

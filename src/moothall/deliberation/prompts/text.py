@@ -29,8 +29,8 @@ def most_tokens(text: str) -> int:
     return max(tokens(text), int(sum(map(_piece, _PIECE.finditer(text))) * _MARGIN) + 1)
 
 
-def _piece(found: re.Match[str]) -> int:
-    piece = found[0]
+def _piece(match: re.Match[str]) -> int:
+    piece = match[0]
     if not piece.isascii():
         return (len(piece.encode("utf-8", "replace")) + 1) // 2
     if piece.isupper():
@@ -65,8 +65,8 @@ def fence(label: str, text: str) -> str:
     mark = next(
         (
             mark
-            for end in range(4, len(whole))
-            if (mark := whole[:end]) not in text and mark not in plain_label
+            for size in range(4, len(whole))
+            if (mark := whole[:size]) not in text and mark not in plain_label
         ),
         whole,
     )

@@ -213,8 +213,8 @@ def decode(text: str, start: int = 0) -> tuple[Any, int]:
     except RecursionError as error:
         raise MalformedReplyError("its JSON is nested too deeply.") from error
     except json.JSONDecodeError as error:
-        near = " ".join(text[max(error.pos - 20, 0) : error.pos + 20].split())
-        raise MalformedReplyError(f"its JSON is broken near {near!r}: {error.msg}.") from error
+        context = " ".join(text[max(error.pos - 20, 0) : error.pos + 20].split())
+        raise MalformedReplyError(f"its JSON is broken near {context!r}: {error.msg}.") from error
     except MalformedReplyError:
         raise
     except ValueError as error:  # an integer of more digits than Python converts
@@ -244,13 +244,15 @@ class _Allowance:
     def spend(self, start: int, error: MalformedReplyError) -> bool:
         """Count a failed decoding at `start`. Return whether reading may continue."""
         cause = error.__cause__
-        known = isinstance(cause, json.JSONDecodeError) and not cause.msg.startswith("Unterminated")
-        read = (
+        has_position = isinstance(cause, json.JSONDecodeError) and not cause.msg.startswith(
+            "Unterminated"
+        )
+        characters_read = (
             cause.pos - start
-            if known and isinstance(cause, json.JSONDecodeError)
+            if has_position and isinstance(cause, json.JSONDecodeError)
             else len(self._text) - start
         )
-        self._characters -= read
+        self._characters -= characters_read
         self._failures -= 1
         return self._characters > 0 and self._failures > 0
 
@@ -311,8 +313,8 @@ class OfferedTools:
         name = name.strip()
         short = name.removeprefix("functions.").partition(":")[0]
         for candidate in (name, short):
-            if (found := self._names.get(_plain_name(candidate))) is not None:
-                return found
+            if (tool := self._names.get(_plain_name(candidate))) is not None:
+                return tool
         return SHELL if short.lower() in _SHELL_NAMES and self.has_shell else name
 
     def is_offered(self, name: str) -> bool:
@@ -333,7 +335,7 @@ def _typed(value: str, shape: Mapping[str, Any]) -> Any:
     """Return a value of markup in the type of its argument's schema, or as text."""
     kinds = {
         shape.get("type"),
-        *(mapping_of(way).get("type") for way in list_of(shape.get("anyOf"))),
+        *(mapping_of(alternative).get("type") for alternative in list_of(shape.get("anyOf"))),
     } - {None}
     text = value.strip()
     if not kinds or "string" in kinds or not text:
@@ -403,7 +405,7 @@ class _Scan:
         Text before a closing mark of reasoning without an opening one was reasoning, unless nothing
         follows.
         """
-        kept: ReplyParts | None = None
+        usable_parts: ReplyParts | None = None
         first: MalformedReplyError | None = None
         last: MalformedReplyError | None = None
         position = 0
@@ -412,14 +414,14 @@ class _Scan:
             try:
                 position = self._scan(position)
                 last = None
-                kept = self._parts if self._parts.usable else kept
+                usable_parts = self._parts if self._parts.usable else usable_parts
             except MalformedReplyError as error:
                 first, last = first or error, error
                 position = self._next_close() if self._allowance.spend(self._at, error) else -1
-        failed = last or (first if kept is None else None)
+        failed = last or (first if usable_parts is None else None)
         if failed is not None:
             raise failed
-        return kept or self._parts
+        return usable_parts or self._parts
 
     def _scan(self, position: int) -> int:
         """Collect until a closing mark of reasoning without an opening one. Return the position
@@ -484,7 +486,7 @@ class _Scan:
             return self._pass_over(mark.end(), wrong)
         # The decoder says where the JSON ends: a file's content may hold a closing tag.
         value, position = decode(text, body.end())
-        if not self._take_object(value):
+        if not self._add_object(value):
             self._add_action(value)
         closed = _TOOL_END.match(text, position)
         return closed.end() if closed else position
@@ -597,42 +599,42 @@ class _Scan:
             self._parts.broken = self._parts.broken or error
             return start + 1
         self._parts.objects += 1
-        if not self._take_object(value):
+        if not self._add_object(value):
             self._parts.fields += [key for key in value if key not in _THOUGHT_KEYS]
         return end
 
-    def _take_object(self, data: Mapping[str, Any]) -> bool:
+    def _add_object(self, data: Mapping[str, Any]) -> bool:
         """Add the requests of an object. Return whether it has any."""
         listed = next((key for key in _LISTS if data.get(key) is not None), "")
         single = next((key for key in _SINGLE if isinstance(data.get(key), dict)), "")
-        given = [name for name in ("python", "finish") if data.get(name) is not None]
-        if not (listed or single or given or self._is_call(data)):
+        text_fields = [name for name in ("python", "finish") if data.get(name) is not None]
+        if not (listed or single or text_fields or self._is_call(data)):
             inner = [value for value in data.values() if isinstance(value, dict)]
-            return len(data) == len(inner) == 1 and self._take_object(inner[0])
+            return len(data) == len(inner) == 1 and self._add_object(inner[0])
         parts = self._parts
         parts.thoughts += [
             thought for key in _THOUGHT_KEYS if isinstance(thought := data.get(key), str)
         ]
         if listed:
-            self._add_list(data, listed, ends=bool(given or single))
+            self._add_list(data, listed, may_be_empty=bool(text_fields or single))
         if single:
             self._add_action(data[single])
         if not (listed or single) and self._is_call(data):
             self._add_action(data)
-        texts = [name for name in given if isinstance(data[name], str) and data[name].strip()]
-        if given and not (texts or single or (listed and data[listed])):
-            raise MalformedReplyError(f"{given[0]!r} is a text that is not empty.")
+        texts = [name for name in text_fields if isinstance(data[name], str) and data[name].strip()]
+        if text_fields and not (texts or single or (listed and data[listed])):
+            raise MalformedReplyError(f"{text_fields[0]!r} is a text that is not empty.")
         for name in texts:
             (parts.python if name == "python" else parts.finish).append(data[name])
         return True
 
-    def _add_list(self, data: Mapping[str, Any], key: str, *, ends: bool) -> None:
+    def _add_list(self, data: Mapping[str, Any], key: str, *, may_be_empty: bool) -> None:
         items = data[key]
         if isinstance(items, str):
             items = _decoded(items)
         if isinstance(items, dict):
             items = [items]
-        if not isinstance(items, list) or not (items or ends):
+        if not isinstance(items, list) or not (items or may_be_empty):
             raise MalformedReplyError(f"{key!r} is a list of 1 to {MAX_ACTIONS} tool calls.")
         for item in items:
             self._add_action(item)
@@ -698,12 +700,12 @@ def _arguments(data: Mapping[str, Any], name_key: str) -> Mapping[str, Any]:
             return value
         if key in {"args", "arguments"}:
             raise MalformedReplyError(f"the args of {tool} are no object.")
-    beside = {
+    other_fields = {
         key: value for key, value in data.items() if key not in _ABOUT_A_CALL and key != name_key
     }
     return {
         key: value
-        for key, value in beside.items()
+        for key, value in other_fields.items()
         if value is not None or key not in _ARGUMENT_KEYS
     }
 

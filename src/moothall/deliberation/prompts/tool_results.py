@@ -38,7 +38,7 @@ def block_text(run: BlockRun, max_chars: int) -> str:
     """Return how a block of Python ended and where it ran; its output, value or error within
     `max_chars`.
     """
-    where = f" ({_TIERS[run.tier]}{' '.join(run.why.split())[:200]})" if run.why else ""
+    location = f" ({_TIERS[run.tier]}{' '.join(run.why.split())[:200]})" if run.why else ""
     sections = {
         "printed": run.printed,
         "value": ""
@@ -50,7 +50,7 @@ def block_text(run: BlockRun, max_chars: int) -> str:
     parts = [
         fence(name, clip(text, max_chars // 2)) for name, text in sections.items() if text.strip()
     ]
-    return "\n".join([f"python: {run.status}{where}", *parts])
+    return "\n".join([f"python: {run.status}{location}", *parts])
 
 
 def output_text(output: Mapping[str, object]) -> str:
@@ -133,17 +133,17 @@ def verdict_text(state: WorkspaceState) -> str:
             f"{len(state.fixed)} of the tests that failed now pass. These still fail: "
             f"{_name_some(state.still_failing)}. Repair those too."
         )
-    where = (
+    conclusion = (
         "All checks pass"
         if state.complete
         else "The cases near your change pass; the whole suite runs in the clean re-check"
     )
     if state.still_failing:
-        where = (
+        conclusion = (
             "Nothing fails that did not fail before your change "
             f"({_name_some(state.still_failing)})"
         )
-    return f"{where}. If the task is done, finish."
+    return f"{conclusion}. If the task is done, finish."
 
 
 def _name_some(cases: Sequence[str]) -> str:
@@ -160,17 +160,17 @@ CONFIRM = (
 )
 
 
-def result_text(result: ToolResult, most: int) -> str:
+def result_text(result: ToolResult, max_chars: int) -> str:
     """Return the result of a call in about `most` characters."""
     if result.status is ToolStatus.SUCCESS:
-        return clip(_READERS.get(result.tool, output_text)(result.output), most)
+        return clip(_READERS.get(result.tool, output_text)(result.output), max_chars)
     if result.tool == "files.read" and isinstance(entries := result.output.get("entries"), list):
-        return clip(_folder(result.output, entries), most)
+        return clip(_folder(result.output, entries), max_chars)
     output = dict(result.output)
     if isinstance(code := output.get("exit_code"), int) and code < 0:
         del output["exit_code"]  # the error says why it was ended
     rest = _READERS.get(result.tool, output_text)(output) if output else ""
-    return clip(f"{result.status}: {result.error}\n{rest}".rstrip("\n"), most)
+    return clip(f"{result.status}: {result.error}\n{rest}".rstrip("\n"), max_chars)
 
 
 def _file(output: Mapping[str, Any]) -> str:
@@ -205,22 +205,24 @@ def _folder(output: Mapping[str, Any], entries: Sequence[Any]) -> str:
 
 def _shell(output: Mapping[str, Any]) -> str:
     text, code = str(output.get("output", "")), output.get("exit_code")
-    ended = (
+    notes = (
         [f"ended by {_signal_name(-code)}" if code < 0 else f"exit code {code}"]
         if isinstance(code, int)
         else []
     )
     if folder := output.get("working_directory"):
-        ended.append(f"the working directory is now {_plain(folder)}")
-    if isinstance(left := output.get("ended_processes"), list) and left:
-        ended.append(f"background processes ended with the call: {', '.join(map(_plain, left))}")
-    known = {"output", "exit_code", "working_directory", "ended_processes"}
-    ended += [
+        notes.append(f"the working directory is now {_plain(folder)}")
+    if isinstance(processes := output.get("ended_processes"), list) and processes:
+        notes.append(
+            f"background processes ended with the call: {', '.join(map(_plain, processes))}"
+        )
+    known_fields = {"output", "exit_code", "working_directory", "ended_processes"}
+    notes += [
         str(value) if name == "note" else f"{name}: {value}"
         for name, value in output.items()
-        if value and name not in known
+        if value and name not in known_fields
     ]
-    foot = f"[{'; '.join(ended)}]" if ended else ""
+    foot = f"[{'; '.join(notes)}]" if notes else ""
     return "\n".join(filter(None, (text.rstrip("\n") or "(no output)", foot)))
 
 
@@ -285,7 +287,7 @@ def is_clean(state: WorkspaceState, prepared: Prepared, left_out: Mapping[str, s
 
 
 def submission_text(
-    state: WorkspaceState, prepared: Prepared, left_out: Mapping[str, str], most: int
+    state: WorkspaceState, prepared: Prepared, left_out: Mapping[str, str], max_chars: int
 ) -> str:
     """Return the results of the checks near a submitted change in about `most` characters."""
     changed = ", ".join(state.patch.paths[:20]) if state.patch else ""
@@ -296,7 +298,7 @@ def submission_text(
         run.cases for run in prepared.runs.values()
     ):
         parts.append("0 tests ran near your change: nothing shows that it works.")
-    share = most // (len(state.runs) + 1)
+    share = max_chars // (len(state.runs) + 1)
     parts += [
         _check_text(run, prepared, share, narrowed=name in state.partial_checks)
         for name, run in state.runs.items()
@@ -306,7 +308,7 @@ def submission_text(
     ]
     if state.regressions:
         parts.append(f"Passed before your change and not after it: {_names(state.regressions)}.")
-    return clip("\n\n".join(parts), most)
+    return clip("\n\n".join(parts), max_chars)
 
 
 def _known_cases(run: CheckRun, prepared: Prepared) -> int:
@@ -322,7 +324,7 @@ def _left_out_text(check: str, prepared: Prepared) -> str:
     )
 
 
-def _check_text(run: CheckRun, prepared: Prepared, most: int, *, narrowed: bool) -> str:
+def _check_text(run: CheckRun, prepared: Prepared, max_chars: int, *, narrowed: bool) -> str:
     base = prepared.runs.get(run.check)
     new = new_failures(run, base)
     old = [case for case in failing_cases(run) if case not in new]
@@ -330,13 +332,13 @@ def _check_text(run: CheckRun, prepared: Prepared, most: int, *, narrowed: bool)
     counted = f"{len(run.cases)} tests ran, {passed} passed" if run.cases else str(run.verdict)
     lines = [f"{run.check}: {counted}, {run.duration_ms / 1000:.1f} s"]
     if narrowed and base is not None:
-        known = _known_cases(run, prepared)
-        near = (
+        near_count = _known_cases(run, prepared)
+        near_text = (
             "those near your change"
-            if known
+            if near_count
             else "none was found near your change. Run those that matter"
         )
-        lines.append(f"{known} of {len(base.cases)} existing tests ran: {near}.")
+        lines.append(f"{near_count} of {len(base.cases)} existing tests ran: {near_text}.")
     if argv := prepared.base.profile.checks.get(run.check):
         lines.append(f"command of the whole check: {clip(shlex.join(argv), _COMMAND_CHARS)}")
     if run.status != "success":
@@ -354,7 +356,7 @@ def _check_text(run: CheckRun, prepared: Prepared, most: int, *, narrowed: bool)
         ]
         if not any(run.details.get(case) for case in new):
             lines.append(clip(run.output.strip(), _CASE_CHARS))
-    return clip("\n".join(lines), most)
+    return clip("\n".join(lines), max_chars)
 
 
 def _names(cases: Sequence[str]) -> str:
