@@ -21,7 +21,7 @@ from moothall.collector.overview import Overview
 from moothall.collector.timeline import ModelCall, Timeline
 from moothall.config import Settings
 from moothall.domain.event import Channel, deliberation_topics
-from moothall.domain.ids import LOCAL, TaskId, check_task_id, is_id, key_of, seat_named
+from moothall.domain.ids import LOCAL, TaskId, check_task_id, find_seat, is_id, key_of
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.status import TaskView
 from moothall.domain.task import RepositoryRef
@@ -202,7 +202,7 @@ class Tasks:
         seats = {seat.seat for seat in views[0].seats}
         if views[0].status.ended:
             seats |= {result.seat for result in (await self.outcome(views[0].task_id)).results}
-        return seat_named(named, sorted(seats)) is not None
+        return find_seat(named, sorted(seats)) is not None
 
     async def _describe_running(self, task_id: TaskId) -> str:
         view = (await self.views([task_id])).get(task_id, _NONE)
@@ -364,11 +364,11 @@ def choose_result(outcome: Outcome, seat: str) -> Result:
                 f"{outcome.task_id} ended ({outcome.status.value.lower()}) without a proposal{why}"
             )
         return winner
-    named = seat_named(seat, [result.seat for result in outcome.results])
+    named = find_seat(seat, [result.seat for result in outcome.results])
     for result in outcome.results:
         if result.seat == named:
             return result
-    named = seat_named(seat, [end.seat for end in outcome.seats])
+    named = find_seat(seat, [end.seat for end in outcome.seats])
     for end in outcome.seats:
         if end.seat == named:
             raise NotFound(

@@ -254,8 +254,8 @@ class Collector:
         if was_active and event.type in _DECIDING_EVENTS and not active.is_complete:
             # Other collectors received the missing events.
             async with aclosing(read_log(self._bus, task_key)) as events:
-                async for other in events:
-                    active.state = fold_or_skip(active.state, other) or active.state
+                async for later_event in events:
+                    active.state = fold_or_skip(active.state, later_event) or active.state
         await self._update(active)
 
     async def _find_active(self, task_key: TaskKey) -> _ActiveDeliberation | None:

@@ -236,20 +236,20 @@ def _latest_tests(proposals: Iterable[Proposal]) -> dict[str, str]:
 def _state_at(state: DeliberationState, deadline: datetime) -> DeliberationState:
     """Return the state without facts after a deadline."""
 
-    def keep(facts: Mapping[K, Fact[T]]) -> Mapping[K, Fact[T]]:
+    def select_timely(facts: Mapping[K, Fact[T]]) -> Mapping[K, Fact[T]]:
         return {key: fact for key, fact in facts.items() if fact.time <= deadline}
 
     return state._replace(
         cancelled=state.cancelled if state.cancelled and state.cancelled.time <= deadline else None,
-        proposals=keep(state.proposals),
-        assessments=keep(state.assessments),
-        evidence=keep(state.evidence),
-        cross=keep(state.cross),
-        reviews=keep(state.reviews),
-        failures=keep(state.failures),
-        finished=keep(state.finished),
-        calls=keep(state.calls),
-        reports=keep(state.reports),
+        proposals=select_timely(state.proposals),
+        assessments=select_timely(state.assessments),
+        evidence=select_timely(state.evidence),
+        cross=select_timely(state.cross),
+        reviews=select_timely(state.reviews),
+        failures=select_timely(state.failures),
+        finished=select_timely(state.finished),
+        calls=select_timely(state.calls),
+        reports=select_timely(state.reports),
     )
 
 
@@ -378,19 +378,19 @@ def _duration_ms(state: DeliberationState, deliberation: Deliberation) -> int:
     if state.requested is None:
         return 0
     if state.cancelled is not None:
-        end = state.cancelled.time
+        end_time = state.cancelled.time
     elif state.all_finished:
-        end = max(state.finished[seat].time for seat in deliberation.seats)
+        end_time = max(state.finished[seat].time for seat in deliberation.seats)
     else:
-        end = state.pauses.extend(deliberation.deadline)
-    return _ms_since_request(state, end)
+        end_time = state.pauses.extend(deliberation.deadline)
+    return _ms_since_request(state, end_time)
 
 
-def _ms_since_request(state: DeliberationState, end: datetime) -> int:
+def _ms_since_request(state: DeliberationState, end_time: datetime) -> int:
     """Return the time since the request in milliseconds; 0 if one of the times is unknown."""
-    if state.requested is None or UNDATED in {state.requested.time, end}:
+    if state.requested is None or UNDATED in {state.requested.time, end_time}:
         return 0
-    return max(0, round((end - state.requested.time).total_seconds() * 1000))
+    return max(0, round((end_time - state.requested.time).total_seconds() * 1000))
 
 
 def _count_error_codes(seats: Sequence[SeatOutcome]) -> str:
@@ -488,9 +488,11 @@ def _commit_message(deliberation: Deliberation, outcome: Outcome) -> str:
     """
     title = commit_title(deliberation.description)
     # On a forge, a commit message can close issues and notify people.
-    own = "" if deliberation.origin == FORGE else clean_commit_message(outcome.results[0].message)
+    message = (
+        "" if deliberation.origin == FORGE else clean_commit_message(outcome.results[0].message)
+    )
     return (
-        f"{own or title}\n\nDeliberation: {deliberation.task_id}\nWinner: {outcome.winner_id} "
+        f"{message or title}\n\nDeliberation: {deliberation.task_id}\nWinner: {outcome.winner_id} "
         f"({outcome.level.words})\n"
     )
 

@@ -140,14 +140,14 @@ def _time(event: Event) -> datetime:
         ) from error
 
 
-def _earlier(known: Fact[T] | None, new: Fact[T]) -> Fact[T]:
-    if known is None:
-        return new
-    return min(known, new, key=lambda fact: (fact.time, fact.event_id))
+def _earlier(earlier_fact: Fact[T] | None, new_fact: Fact[T]) -> Fact[T]:
+    if earlier_fact is None:
+        return new_fact
+    return min(earlier_fact, new_fact, key=lambda fact: (fact.time, fact.event_id))
 
 
-def _with_fact(known: Mapping[K, Fact[T]], key: K, new: Fact[T]) -> Mapping[K, Fact[T]]:
-    return {**known, key: _earlier(known.get(key), new)}
+def _with_fact(facts: Mapping[K, Fact[T]], key: K, new_fact: Fact[T]) -> Mapping[K, Fact[T]]:
+    return {**facts, key: _earlier(facts.get(key), new_fact)}
 
 
 def _on_requested(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:

@@ -37,12 +37,12 @@ _FAILED = {DeliberationStatus.FAILED, DeliberationStatus.TIMEOUT}
 class _Reading:
     """The position in a deliberation's log, and the progress up to it.
 
-    known: the ids of the events so far. Two concurrent hosts record the same fact twice; it counts
-    once.
+    known_ids: the ids of the events so far. Two concurrent hosts record the same fact twice; it
+    counts once.
     """
 
     seq: int = 0
-    known: set[str] = field(default_factory=set)
+    known_ids: set[str] = field(default_factory=set)
     progress: Progress = field(default_factory=Progress)
     timeline: TimelineReader = field(default_factory=TimelineReader)
 
@@ -100,14 +100,14 @@ class Overview:
             return await asyncio.gather(
                 *(self._with_request_fields(view, principal.tenant) for view in views[first:last])
             )
-        found: list[TaskView] = []
+        matching_views: list[TaskView] = []
         for view in views:
             complete_view = await self._with_request_fields(view, principal.tenant)
             if matches(complete_view, query):
-                found.append(complete_view)
-            if len(found) == last:
+                matching_views.append(complete_view)
+            if len(matching_views) == last:
                 break
-        return found[first:]
+        return matching_views[first:]
 
     async def get_task(self, task_id: TaskId, principal: Principal) -> TaskView:
         """Return a task. Raises `NotFound`, also for another tenant's."""
@@ -159,9 +159,9 @@ class Overview:
                 reading.seq = recorded.seq
                 if (
                     recorded.event.tenant == principal.tenant
-                    and recorded.event.id not in reading.known
+                    and recorded.event.id not in reading.known_ids
                 ):
-                    reading.known.add(recorded.event.id)
+                    reading.known_ids.add(recorded.event.id)
                     reading.progress, _ = apply_event(reading.progress, recorded)
                     reading.timeline.add(recorded)
             state = reading.progress.state
@@ -310,9 +310,9 @@ def _format_time(time: datetime) -> str:
 
 def seat_view(state: DeliberationState, seat: str) -> TaskSeat:
     """Return the state of a seat."""
-    end = state.finished.get(seat) or state.failures.get(seat)
-    if end is not None:
-        value = end.value
+    final_fact = state.finished.get(seat) or state.failures.get(seat)
+    if final_fact is not None:
+        value = final_fact.value
         return TaskSeat(
             seat, value.status.value, value.error_code, value.error_message[:_MAX_TEXT_CHARS]
         )

@@ -439,8 +439,8 @@ _SENTENCES: Mapping[EventType, Callable[[str, Data], str]] = {
 
 
 def _parse_status(value: object) -> DeliberationStatus:
-    known = {status.value: status for status in DeliberationStatus}
-    return known.get(str(value), DeliberationStatus.COMPLETED)
+    statuses = {status.value: status for status in DeliberationStatus}
+    return statuses.get(str(value), DeliberationStatus.COMPLETED)
 
 
 def _strings(value: object) -> list[str]:

@@ -29,7 +29,7 @@ from moothall.domain.chat import (
     Message,
     ModelDescription,
     Prompts,
-    ask_alike,
+    is_same_conversation,
     step_of,
 )
 from moothall.domain.codec import dump, load, mapping_of
@@ -270,9 +270,11 @@ class RecordedModel:
         return [call_id for call_id in self._recording.answers if call_id.startswith(prefix)]
 
     def is_repeated(self, call_id: str, messages: Sequence[Message]) -> bool:
-        """Return whether these messages ask what a recorded call asked, see `ask_alike`."""
+        """Return whether these messages match a recorded call, see `is_same_conversation`."""
         recorded = self._prompts.messages_of(step_of(call_id))
-        return ask_alike(recorded, [self._clean_message(message) for message in messages])
+        return is_same_conversation(
+            recorded, [self._clean_message(message) for message in messages]
+        )
 
     def first_stuck_reason(self, step: str, reason: str) -> str:
         """Return why the seat was stuck after a turn, as recorded by an earlier run or a lost

@@ -164,12 +164,12 @@ class Amount:
             self.tokens - other.tokens, self.calls - other.calls, self.cost_usd - other.cost_usd
         )
 
-    def within(self, other: Amount) -> bool:
+    def fits_within(self, limit: Amount) -> bool:
         """Return whether no part exceeds the other's."""
         return (
-            self.tokens <= other.tokens
-            and self.calls <= other.calls
-            and self.cost_usd <= other.cost_usd
+            self.tokens <= limit.tokens
+            and self.calls <= limit.calls
+            and self.cost_usd <= limit.cost_usd
         )
 
 
@@ -246,8 +246,8 @@ class BudgetAccount:
         )
         return [
             f"{name}: {format(spent, form)} spent, {format(reserved, form)} reserved"
-            + (f", {format(left, form)} of {format(limit, form)} left" if limit else "")
-            for name, form, limit, spent, reserved, left in parts
+            + (f", {format(remaining, form)} of {format(limit, form)} left" if limit else "")
+            for name, form, limit, spent, reserved, remaining in parts
             if limit or spent or reserved
         ]
 
@@ -289,12 +289,12 @@ class BudgetAccount:
         """Return the account in which `key` has spent this amount and reserves nothing more."""
         return replace(self, draws={**self.draws, key: BudgetDraw(spent, spent)})
 
-    def fold_closed(self, keep: int) -> BudgetAccount:
+    def fold_closed(self, max_closed: int) -> BudgetAccount:
         """Return the account with all but the last `keep` closed entries summed up in one."""
         closed = [key for key, draw in self.draws.items() if key and draw.granted == draw.spent]
-        if len(closed) <= keep:
+        if len(closed) <= max_closed:
             return self
-        folded = {*closed[: len(closed) - keep], ""} & self.draws.keys()
+        folded = {*closed[: len(closed) - max_closed], ""} & self.draws.keys()
         total = _sum(self.draws[key].spent for key in folded)
         rest = {key: draw for key, draw in self.draws.items() if key not in folded}
         return replace(self, draws={"": BudgetDraw(total, total), **rest})

@@ -81,13 +81,13 @@ def download_progress(report_progress: Callable[[str], None]) -> Callable[[int, 
     """
     last = -_PROGRESS_STEP
 
-    def report_percent(done: int, total: int) -> None:
+    def report_percent(received_bytes: int, total_bytes: int) -> None:
         nonlocal last
-        percent = min(done * 100 // total, 100) // _PROGRESS_STEP * _PROGRESS_STEP
+        percent = min(received_bytes * 100 // total_bytes, 100) // _PROGRESS_STEP * _PROGRESS_STEP
         if percent > last:
             last = percent
             report_progress(
-                f"fetching the local model, once: {percent} % of {total // 1_000_000} MB"
+                f"fetching the local model, once: {percent} % of {total_bytes // 1_000_000} MB"
             )
 
     return report_percent

@@ -187,10 +187,13 @@ class KvCacheSlots:
             await self._load_system(slot, system, messages[:1])
         other_prompts = list(self._prompts)
         other_prompts.remove(prompt)
-        shared = max((common_prefix_length(other, prompt) for other in other_prompts), default=0)
-        if shared > common_prefix_length(slot.text, prompt) + _MIN_GAIN_CHARS:
-            await self.engine.compute(slot.number, truncate(messages, shared))
-            await self._save(slot, prompt[:shared])
+        shared_chars = max(
+            (common_prefix_length(other_prompt, prompt) for other_prompt in other_prompts),
+            default=0,
+        )
+        if shared_chars > common_prefix_length(slot.text, prompt) + _MIN_GAIN_CHARS:
+            await self.engine.compute(slot.number, truncate(messages, shared_chars))
+            await self._save(slot, prompt[:shared_chars])
 
     async def _load_system(self, slot: Slot, system: str, messages: Messages) -> None:
         """Restore the system message's state from an earlier run, or compute and store it for later

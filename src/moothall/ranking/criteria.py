@@ -58,10 +58,12 @@ def _find_failures(candidate: Candidate) -> Iterable[str]:
             (evidence for evidence in entries if evidence.verdict is not Verdict.PASSED), None
         )
         if not entries or (failed_entry and failed_entry.verdict is Verdict.MISSING):
-            why = sanitize_line(failed_entry.why, 300) if failed_entry and failed_entry.why else ""
+            reason = (
+                sanitize_line(failed_entry.why, 300) if failed_entry and failed_entry.why else ""
+            )
             yield (
-                f"Required check {sanitize_line(check)} has no verdict: {why}."
-                if why
+                f"Required check {sanitize_line(check)} has no verdict: {reason}."
+                if reason
                 else f"Required check {sanitize_line(check)} is missing."
             )
         elif failed_entry and (

@@ -359,12 +359,12 @@ def as_errored(run: CheckRun, base: CheckRun | None = None) -> CheckRun:
 
 def stopped_cases(run: CheckRun, base: CheckRun | None = None) -> Sequence[str]:
     """Return the failed cases whose output names a time limit and that do not fail on the base."""
-    known = base.cases if base else {}
+    base_outcomes = base.cases if base else {}
     return [
         case
         for case, outcome in run.cases.items()
         if outcome in FAILED_OUTCOMES
-        and known.get(case) not in FAILED_OUTCOMES
+        and base_outcomes.get(case) not in FAILED_OUTCOMES
         and _names_limit(run.details.get(case, ""))
     ]
 
@@ -467,11 +467,11 @@ def suggest_smaller_suite(run: CheckRun, argv: Sequence[str]) -> str:
     slowest_folders = ", ".join(
         f"{folder} ({ms * 100 // total} %)" for folder, ms in ms_by_folder.most_common(3) if total
     )
-    where = f" Most of the time goes to {slowest_folders}." if slowest_folders else ""
+    slowest_part = f" Most of the time goes to {slowest_folders}." if slowest_folders else ""
     return (
-        f"Each candidate is judged by the whole suite: {duration}.{where} For a task that concerns "
-        f"a part of it, name the test files near the change in a profile, [checks] {run.check} = "
-        f'"{sanitize_line(shlex.join(argv))} PATH…", and pass it with --profile FILE.'
+        f"Each candidate is judged by the whole suite: {duration}.{slowest_part} For a task that "
+        f"concerns a part of it, name the test files near the change in a profile, [checks] "
+        f'{run.check} = "{sanitize_line(shlex.join(argv))} PATH…", and pass it with --profile FILE.'
     )
 
 

@@ -742,7 +742,7 @@ def _describe_reviews(standing: _Standing) -> str:
 def _explain_undecided(standing: _Standing, undecided: Sequence[_Standing]) -> Iterable[str]:
     if standing not in undecided:
         return
-    others = [
+    names = [
         sanitize_line(other.candidate.proposal.candidate)
         for other in undecided
         if other is not standing
@@ -766,7 +766,7 @@ def _explain_undecided(standing: _Standing, undecided: Sequence[_Standing]) -> I
     else:
         last_resort = "A hash decides."
     yield (
-        f"Undecided: {evidence} tells it from {format_cases(others)}; they differ in "
+        f"Undecided: {evidence} tells it from {format_cases(names)}; they differ in "
         f"{files}.{note} {last_resort}"
     )
 
@@ -788,10 +788,15 @@ def _explain_neighbours(index: int, standings: Sequence[_Standing]) -> Iterable[
 
 def _describe_difference(standing: _Standing, other: _Standing) -> str:
     """Describe the criterion that decides between two neighbours, from the side of `standing`."""
-    for criterion, mine, theirs in zip(CRITERIA, standing.values, other.values, strict=True):
-        if mine != theirs:
-            own_value, other_value = criterion.format_value(mine), criterion.format_value(theirs)
-            return f"{criterion.label}: {own_value} against {other_value}"
+    for criterion, own_value, other_value in zip(
+        CRITERIA, standing.values, other.values, strict=True
+    ):
+        if own_value != other_value:
+            own_text, other_text = (
+                criterion.format_value(own_value),
+                criterion.format_value(other_value),
+            )
+            return f"{criterion.label}: {own_text} against {other_text}"
     return (
         "the same answer"
         if standing.answer == other.answer

@@ -471,7 +471,7 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ),
 )
 """File endings (none for every file), a pattern, and its possible meaning."""
-_PATTERNS = tuple((endings, re.compile(pattern), why) for endings, pattern, why in TABLE)
+_PATTERNS = tuple((endings, re.compile(pattern), meaning) for endings, pattern, meaning in TABLE)
 _COMMENT = re.compile(r"^\s*(?:#(?!\[)|//(?!go:)|\*|/\*)")
 
 
@@ -491,7 +491,7 @@ def _matches(diff: str, own_tests: Collection[str]) -> Iterator[str]:
             text = line[:_MAX_LINE_CHARS]
             if _COMMENT.match(text):
                 continue
-            for endings, pattern, why in _PATTERNS:
+            for endings, pattern, meaning in _PATTERNS:
                 if (not endings or part.path.endswith(endings)) and pattern.search(text):
-                    yield f"{part.path}:{number}: {why}"
+                    yield f"{part.path}:{number}: {meaning}"
                     break

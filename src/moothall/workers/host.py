@@ -31,7 +31,7 @@ from moothall.domain.chat import Writing
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Channel, Event, EventType, Recorded, deliberation_topics
 from moothall.domain.ids import ROLES, Principal, TaskKey
-from moothall.domain.status import FLEET, Held, HostState
+from moothall.domain.status import FLEET, HostState, RunningDeliberation
 from moothall.domain.task import Deliberation, Pauses, check_deliberation
 from moothall.errors import (
     MoothallError,
@@ -53,7 +53,7 @@ _TENANT_SECONDS = 600.0
 """Each older deliberation of its tenant delays the commands of a deliberation by so much."""
 _WAIT_POLL_SECONDS, _LONG_WAIT_SECONDS = 5.0, 10.0
 _WAITING = "waits for a free core; older work goes first"
-_ENDS = {EventType.DELIBERATION_DECIDED, EventType.DELIBERATION_CANCELLED}
+_END_EVENTS = {EventType.DELIBERATION_DECIDED, EventType.DELIBERATION_CANCELLED}
 
 
 @dataclass(slots=True)
@@ -121,7 +121,9 @@ class Host:
     _running: dict[TaskKey, _Running] = field(default_factory=dict)
     _takeovers: dict[TaskKey, int] = field(default_factory=dict)
     """The delivery counts with which other hosts have taken over deliberations."""
-    _seen: LRUCache[TaskKey, None] = field(default_factory=lambda: LRUCache(_MAX_REMEMBERED))
+    _started_tasks: LRUCache[TaskKey, None] = field(
+        default_factory=lambda: LRUCache(_MAX_REMEMBERED)
+    )
     """Deliberations that ran here. The bus may deliver one as new again if it lost its ack."""
     _beat: float = field(default_factory=time.monotonic)
     _host_id: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -149,16 +151,23 @@ class Host:
         self, _request: Mapping[str, Any]
     ) -> tuple[Mapping[str, Any], bytes]:
         """Return the state of this host."""
-        held = tuple(
-            Held(task_key, running.started_at) for task_key, running in self._running.items()
+        running_deliberations = tuple(
+            RunningDeliberation(task_key, running.started_at)
+            for task_key, running in self._running.items()
         )
         return dump(
-            HostState(self.name, self.node or platform.node(), os.getpid(), self._started_at, held)
+            HostState(
+                self.name,
+                self.node or platform.node(),
+                os.getpid(),
+                self._started_at,
+                running_deliberations,
+            )
         ), b""
 
     def _show_oldest(self) -> None:
         telemetry.metrics.HOST_OLDEST.set(
-            min((one.started_at for one in self._running.values()), default=0.0), self.name
+            min((running.started_at for running in self._running.values()), default=0.0), self.name
         )
 
     @property
@@ -231,7 +240,7 @@ class Host:
                     continue
                 running.first_poll_at = math.inf
                 try:
-                    end = await self._read_messages(task_key, running)
+                    end_type = await self._read_messages(task_key, running)
                 except Temporary as error:
                     log.info(
                         "cannot read whether a task has ended",
@@ -239,9 +248,10 @@ class Host:
                         reason=error.message,
                     )
                     break
-                if end is not None:
+                if end_type is not None:
                     self._stop(
-                        task_key, None if end is EventType.DELIBERATION_CANCELLED else HOST_STOPS
+                        task_key,
+                        None if end_type is EventType.DELIBERATION_CANCELLED else HOST_STOPS,
                     )
 
     async def _read_messages(self, task_key: TaskKey, running: _Running) -> EventType | None:
@@ -255,7 +265,7 @@ class Host:
             async for item in self.bus.replay((channel.of(task_key),))
         ]
         for event in events:
-            if event.type in _ENDS:
+            if event.type in _END_EVENTS:
                 return event.type
             if event.type is EventType.DELIBERATION_STEERED:
                 running.steering[event.id] = steering_text(event)
@@ -309,20 +319,22 @@ class Host:
         deliberation = check_deliberation(load(Deliberation, recorded.event.data))
         task_key = deliberation.task_id
         deliveries = int(recorded.extra.get("deliveries", "1"))
-        while (known := self._running.get(task_key)) is not None:
+        while (active := self._running.get(task_key)) is not None:
             # Delivered again while it runs here. This delivery must end like the first one,
             # because an early ack would lose the work.
-            known.deliveries = max(known.deliveries, deliveries)
-            await asyncio.wait({known.task})
-            if not known.lost:
-                _raise_exception_of(known.task)
+            active.deliveries = max(active.deliveries, deliveries)
+            await asyncio.wait({active.task})
+            if not active.lost:
+                _raise_exception_of(active.task)
                 return
             await asyncio.sleep(0)  # until the first delivery has released it
         # It may have arrived during a suspension, and then again at another host.
         self._refuse_if_taken_over(task_key, deliveries)
         # Registered before anything is awaited, so that no cancel is missed.
-        fresh = deliveries == 1 and "fresh" in recorded.extra and task_key not in self._seen
-        self._seen[task_key] = None
+        fresh = (
+            deliveries == 1 and "fresh" in recorded.extra and task_key not in self._started_tasks
+        )
+        self._started_tasks[task_key] = None
         since = _time_of(recorded.event)
         delay = functools.partial(self._delay_commands, deliberation.tenant, since)
         place = QueuePlace(since, delay)
@@ -375,19 +387,19 @@ class Host:
         self, deliberation: Deliberation, deliveries: int, submitted: float, *, fresh: bool
     ) -> None:
         if deliveries > 1:
-            taken = {
+            takeover = {
                 "task_id": deliberation.task_id,
                 "host": self._host_id,
                 "deliveries": deliveries,
             }
-            await self.bus.signal(Channel.TAKEN.of(deliberation.task_id), taken)
+            await self.bus.signal(Channel.TAKEN.of(deliberation.task_id), takeover)
             # Signals of hosts with later deliveries arrived before this signal was confirmed.
             self._refuse_if_taken_over(deliberation.task_id, deliveries)
         events = [] if fresh else await self._read_events(deliberation.task_id)
         running = self._running[deliberation.task_id]
         while True:
             running.apply_pauses(Pauses.of(events))
-            over = any(event.type in _ENDS for event in events)
+            over = any(event.type in _END_EVENTS for event in events)
             try:
                 recording = Recording.of(
                     events if over else await inherit_turns(self.bus, deliberation, events)
