@@ -249,7 +249,7 @@ class AgentSessions:
         )
         return replace(query, session=merged)
 
-    async def keep(
+    async def record_turn(
         self, query: Query, principal: Principal, turn: Sequence[str], used: SessionContext
     ) -> None:
         """Add a question and its answer to a session, and the changes in `used`. Raises `Temporary`

@@ -172,18 +172,18 @@ def tool_action(name: str, arguments: Mapping[str, Any]) -> Action:
     )
 
 
-def check_names(names: Iterable[str], known: Collection[str], field: str) -> tuple[str, ...]:
+def check_names(names: Iterable[str], catalogue: Collection[str], field: str) -> tuple[str, ...]:
     """Translate names into those of the catalogue, each once.
 
     Raises `InvalidRequest` for unknown names.
     """
     catalogue_names = tuple(dict.fromkeys(map(tool_name, names)))
-    if unknown := [name for name in catalogue_names if name not in known]:
-        shown = ", ".join(repr(name[:80]) for name in unknown[:_MAX_SHOWN_NAMES]) + (
+    if unknown := [name for name in catalogue_names if name not in catalogue]:
+        listed_names = ", ".join(repr(name[:80]) for name in unknown[:_MAX_SHOWN_NAMES]) + (
             ", …" if len(unknown) > _MAX_SHOWN_NAMES else ""
         )
         raise InvalidRequest(
-            f"{field} names tools that do not exist: {shown}; DiscoverTools lists all tools"
+            f"{field} names tools that do not exist: {listed_names}; DiscoverTools lists all tools"
         )
     return catalogue_names
 
@@ -275,18 +275,18 @@ class Query:
             "context.repository is neither a text nor an object with id, url and ref"
         )
 
-    def with_known_tools(self, known: Collection[str]) -> Query:
+    def with_known_tools(self, catalogue: Collection[str]) -> Query:
         """Return the query with its allowed tools under their names in the catalogue.
 
         Raises `InvalidRequest` for names of tools that do not exist.
         """
-        available = check_names(self.available_tools, known, "available_tools")
+        available = check_names(self.available_tools, catalogue, "available_tools")
         allowed = self.context.get(_ALLOWED)
         if allowed is None:
             return replace(self, available_tools=available)
         if not _are_names(allowed):
             raise InvalidRequest(f"context.{_ALLOWED} is no list of names of tools")
-        names = list(check_names(allowed, known, f"context.{_ALLOWED}"))
+        names = list(check_names(allowed, catalogue, f"context.{_ALLOWED}"))
         return replace(self, available_tools=available, context={**self.context, _ALLOWED: names})
 
     def tools(self) -> frozenset[str] | None:
@@ -333,11 +333,11 @@ class Query:
                 + "\n".join(f"- {line}" for line in self.session.history)
             )
         extra = {name: value for name, value in self.context.items() if name not in _RESERVED_KEYS}
-        known = {**self.session.persistent_context, **extra}
-        if known:
+        facts = {**self.session.persistent_context, **extra}
+        if facts:
             parts.append(
                 "What is known:\n"
-                + json.dumps(known, ensure_ascii=False, sort_keys=True, default=str)
+                + json.dumps(facts, ensure_ascii=False, sort_keys=True, default=str)
             )
         return "\n\n".join([*parts, self.query])
 
@@ -417,8 +417,8 @@ def _text(fields: Mapping[str, Any], name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _parameters(fields: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+def _parameters(fields: Mapping[str, Any], location: str) -> Mapping[str, Any]:
     parameters = fields.get("parameters", {})
     if not isinstance(parameters, Mapping):
-        raise InvalidRequest(f"context.{where}.parameters is no object")
+        raise InvalidRequest(f"context.{location}.parameters is no object")
     return parameters

@@ -57,11 +57,11 @@ class Wrong:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The valid specs by file, the errors, and the keys that are kept but not used."""
+    """The valid specs by file, the errors, and notes such as unused keys."""
 
     specs: dict[str, Spec] = field(default_factory=dict)
     wrong: tuple[Wrong, ...] = ()
-    kept: tuple[Wrong, ...] = ()
+    notes: tuple[Wrong, ...] = ()
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
@@ -147,8 +147,8 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    sign: [(tag, pattern) for tag, pattern in known if tag != "tag:yaml.org,2002:timestamp"]
-    for sign, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    sign: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for sign, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
 
@@ -221,11 +221,11 @@ _MESSAGES = {
 
 
 def _describe_error(wrong: WrongField) -> str:
-    where = ".".join(map(str, wrong.place))
+    location = ".".join(map(str, wrong.place))
     message = _MESSAGES.get(wrong.fault, wrong.sentence)
     if wrong.fault == "string_pattern_mismatch":  # only names have a pattern
         message = "a name is small letters, digits and dashes, at most 63, and begins with no dash"
-    return f"{where}: {message}" if where else message
+    return f"{location}: {message}" if location else message
 
 
 @lru_cache(maxsize=8)  # the lines of thousands of keys of one file may be looked up
@@ -233,13 +233,13 @@ def _entries(node: yaml.MappingNode) -> Mapping[str, tuple[yaml.Node, yaml.Node]
     return {str(key.value): (key, value) for key, value in node.value}
 
 
-def _line_of(node: yaml.Node, where: Sequence[Any]) -> int:
-    """Return the line of the deepest part of `where` that the file has."""
-    for part in where:
+def _line_of(node: yaml.Node, location: Sequence[Any]) -> int:
+    """Return the line of the deepest part of `location` that the file has."""
+    for part in location:
         if isinstance(node, yaml.MappingNode):
             if (entry := _entries(node).get(str(part))) is None:
                 continue  # a level such as `default` is in between, or the key is missing
-            if part == where[-1]:
+            if part == location[-1]:
                 return int(entry[0].start_mark.line) + 1
             node = entry[1]
         elif (
@@ -252,11 +252,11 @@ def _line_of(node: yaml.Node, where: Sequence[Any]) -> int:
 def _repeated_keys(node: yaml.Node) -> Iterator[tuple[str, int]]:
     """Yield the keys that a map has twice, which YAML parsers accept silently."""
     if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key, value in node.value:
-            if str(key.value) in seen:
+            if str(key.value) in keys:
                 yield str(key.value), key.start_mark.line + 1
-            seen.add(str(key.value))
+            keys.add(str(key.value))
             yield from _repeated_keys(value)
     elif isinstance(node, yaml.SequenceNode):
         for value in node.value:
@@ -349,30 +349,30 @@ class AgentRun:
             while len(self.ended) < len(by_name):
                 while len(running) < self.at_once and (name := order.next()) is not None:
                     running.add(group.create_task(self._run_agent(by_name[name]), name=name))
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for end in (task.result() for task in done):
-                    self.ended[end.name] = end
-                    reasons = [first_line(end.reason)] if end.reason else []
+                finished, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for ended in (task.result() for task in finished):
+                    self.ended[ended.name] = ended
+                    reasons = [first_line(ended.reason)] if ended.reason else []
                     self.report_progress(
                         ", ".join(
                             [
-                                f"{end.name}: {end.state}",
+                                f"{ended.name}: {ended.state}",
                                 *reasons,
-                                *([end.used] if end.runs else []),
+                                *([ended.used] if ended.runs else []),
                             ]
                         )
                     )
-                    order.finish(end.name)
+                    order.finish(ended.name)
         return {name: self.ended[name] for name in order_specs(specs)}
 
     async def _run_agent(self, spec: Spec) -> Ended:
         required = [dependency.name for dependency in spec.dependencies if not dependency.optional]
         if missing := [name for name in required if self.ended[name].state is not State.COMPLETED]:
             return Ended(spec.name, State.SKIPPED, f"{missing[0]} did not complete")
-        base, why = await self._merge_dependencies(spec)
+        base, reason = await self._merge_dependencies(spec)
         if base is None:
-            return Ended(spec.name, State.FAILED, why)
-        end, max_restarts = Ended(spec.name, State.FAILED), spec.restart.max_restarts
+            return Ended(spec.name, State.FAILED, reason)
+        ended, max_restarts = Ended(spec.name, State.FAILED), spec.restart.max_restarts
         for number in range(1, max_restarts + 2):
             self.report_progress(
                 f"{spec.name}: "
@@ -383,12 +383,12 @@ class AgentRun:
             )
             outcome = await self._run_deliberation(request)
             tool_usage = sum((seat.tools for seat in outcome.seats), ToolUsage())
-            end = replace(
+            ended = replace(
                 _ended_of(spec, outcome), runs=number, wall_ms=outcome.duration_ms, tools=tool_usage
             )
             # A run that a person stopped is not restarted.
             if (
-                end.state is State.COMPLETED
+                ended.state is State.COMPLETED
                 or number > max_restarts
                 or outcome.status is DeliberationStatus.CANCELLED
             ):
@@ -397,10 +397,10 @@ class AgentRun:
                 spec.restart.backoff_seconds * 2 ** (number - 1), _MAX_BACKOFF_SECONDS
             )
             self.report_progress(
-                f"{spec.name}: {first_line(end.reason)}; again in {wait_seconds:g} s"
+                f"{spec.name}: {first_line(ended.reason)}; again in {wait_seconds:g} s"
             )
             await self.sleep(wait_seconds)
-        return end
+        return ended
 
     async def _run_deliberation(self, request: DeliberationRequest) -> Outcome:
         """Run a deliberation and return its outcome. Cancel it if the run is interrupted."""
@@ -419,18 +419,18 @@ class AgentRun:
         and the reason if they cannot be merged.
         """
         completed = [
-            end
+            ended
             for dependency in spec.dependencies
-            if (end := self.ended.get(dependency.name)) and end.state is State.COMPLETED
+            if (ended := self.ended.get(dependency.name)) and ended.state is State.COMPLETED
         ]
-        commits = tuple(dict.fromkeys(end.commit_sha for end in completed))
+        commits = tuple(dict.fromkeys(ended.commit_sha for ended in completed))
         if len(commits) < 2:  # noqa: PLR2004 - a merge needs two
             return replace(self.repository, ref=commits[0]) if commits else self.repository, ""
         target = IntegrationTarget(
             self.repository,
             "",
             "",
-            f"What {', '.join(end.name for end in completed)} did.",
+            f"What {', '.join(ended.name for ended in completed)} did.",
             Constraints(),
         )
         merged = await merge_commits(
@@ -478,7 +478,7 @@ def request_of(
 
 def _ended_of(spec: Spec, outcome: Outcome) -> Ended:
     """Return how an agent ended: it completed if its winner passed every validation."""
-    end = Ended(
+    ended = Ended(
         spec.name,
         State.FAILED,
         task_id=outcome.task_id,
@@ -488,7 +488,7 @@ def _ended_of(spec: Spec, outcome: Outcome) -> Ended:
     winner = next((result for result in outcome.results if result.seat == outcome.winner_id), None)
     if winner is None or outcome.status is not DeliberationStatus.COMPLETED:
         return replace(
-            end,
+            ended,
             reason=next(
                 (seat.error_message for seat in outcome.seats if seat.error_message),
                 failure_reason(outcome),
@@ -496,5 +496,5 @@ def _ended_of(spec: Spec, outcome: Outcome) -> Ended:
         )
     for number, command in enumerate(spec.validations, 1):
         if (verdict := winner.checks.get(f"{VALIDATION}-{number}", "missing")) != "passed":
-            return replace(end, reason=f"the validation {command!r} is {verdict}")
-    return replace(end, state=State.COMPLETED)
+            return replace(ended, reason=f"the validation {command!r} is {verdict}")
+    return replace(ended, state=State.COMPLETED)

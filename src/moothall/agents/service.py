@@ -46,7 +46,7 @@ _RESERVE_FACTOR, _RESERVE_SECONDS = 1.5, 125.0
 """Upper bounds of the time that a deliberation reserves for the steps after the work
 (deliberation/context.py): it reserves less than a third of its time, and less than these seconds.
 """
-ANEW = "the answer begins anew"
+ANSWER_RESTARTED = "the answer begins anew"
 """The message of a piece of an answer that replaces all pieces before."""
 _STATUSES = frozenset(map(str, ToolStatus))
 _LIMIT_STATUSES = {
@@ -112,7 +112,9 @@ class _PartialAnswer:
             return None
         self._sent = answer
         return QueryUpdate(
-            "" if continues else ANEW, progress, delta=answer[len(sent) :] if continues else answer
+            "" if continues else ANSWER_RESTARTED,
+            progress,
+            delta=answer[len(sent) :] if continues else answer,
         )
 
 
@@ -148,8 +150,8 @@ class AgentTasks:
         return self._admission.count_active(principal.tenant)
 
     @property
-    def most(self) -> int:
-        """The most queries of one tenant that may run at a time."""
+    def max_tasks(self) -> int:
+        """The maximum number of concurrent queries of one tenant."""
         return self._settings.tasks
 
     def list_tools(self, principal: Principal) -> tuple[ToolSpec, ...]:
@@ -206,9 +208,9 @@ class AgentTasks:
     async def _run_tools(
         self, query: Query, principal: Principal, actions: tuple[Action, ...]
     ) -> AsyncGenerator[QueryUpdate | Report]:
-        known = {spec.name: spec for spec in self.list_tools(principal)}
+        specs_by_name = {spec.name: spec for spec in self.list_tools(principal)}
         for action in actions:
-            if action.tool not in known:
+            if action.tool not in specs_by_name:
                 raise InvalidRequest(
                     f"there is no tool {action.tool[:80]!r}; DiscoverTools lists those that there "
                     "are"
@@ -378,7 +380,7 @@ class AgentTasks:
             total_cost_usd=report.usage.cost_usd,
         )
         turn = (query.query, report.result or report.error) if report.agents else ()
-        await self._sessions.keep(query, principal, turn, new_context)
+        await self._sessions.record_turn(query, principal, turn, new_context)
 
 
 def _first_error(group: BaseExceptionGroup[MoothallError]) -> MoothallError:

@@ -39,7 +39,7 @@ async def validate(settings: Settings, *, paths: Sequence[Path]) -> int:
     missing agents. Exit code 1 if there are errors.
     """
     loaded = _load(settings, paths)
-    for note in loaded.kept:
+    for note in loaded.notes:
         click.echo(plain(f"note  {note}"))
     problems = len(loaded.wrong)
     if not problems:  # otherwise a missing agent may be in an invalid file
@@ -199,7 +199,7 @@ def _load(settings: Settings, paths: Sequence[Path]) -> Loaded:
         load(paths or (Path("agents"),)),
         int(settings.limits.deliberation_seconds),
     )
-    problems, notes = list(loaded.wrong), list(loaded.kept)
+    problems, notes = list(loaded.wrong), list(loaded.notes)
     for file, spec in loaded.specs.items():
         try:
             check_request(settings, request_of(spec, RepositoryRef(id="any"), longest=max_seconds))
@@ -216,7 +216,7 @@ def _load(settings: Settings, paths: Sequence[Path]) -> Loaded:
             )
     for problem in problems:
         say(plain(f"wrong {problem}"))
-    return replace(loaded, wrong=tuple(problems), kept=tuple(notes))
+    return replace(loaded, wrong=tuple(problems), notes=tuple(notes))
 
 
 def _choose(specs: Sequence[Spec], only: Sequence[str]) -> Sequence[Spec]:

@@ -93,7 +93,7 @@ async def open_rewriter(
 class Origin:
     """A repository and its registry record; empty for tasks that are not mined."""
 
-    where: str = ""
+    location: str = ""
     commands: Commands | None = None
     credential: str = ""
 
@@ -149,7 +149,7 @@ async def find_folder(
     """Return the folder of an evaluation."""
     if folder is not None:
         return await asyncio.to_thread(folder.resolve)
-    name = origin.where if harbor is None else str(await asyncio.to_thread(harbor.resolve))
+    name = origin.location if harbor is None else str(await asyncio.to_thread(harbor.resolve))
     return settings.data_dir / "evaluations" / repository_name(name)
 
 
@@ -187,7 +187,7 @@ class Evaluation:
                 await asyncio.to_thread(write_task, self.folder, task)
         async with open_judge(settings) as (repositories, judge):
             if plan.from_harbor is None:
-                tasks = await self._mine(settings, repositories, judge)
+                tasks = await self._mine_tasks(settings, repositories, judge)
             runner = Runner(self.folder, repositories, judge, results, self.report_progress)
             for task in tasks if plan.to_harbor else ():
                 harbor = Harbor(plan.to_harbor or self.folder, git)
@@ -196,15 +196,15 @@ class Evaluation:
                 await runner.run(configuration, tasks, plan.at_once)
         return tasks
 
-    async def _mine(
+    async def _mine_tasks(
         self, settings: Settings, repositories: RepositoryService, judge: Judge
     ) -> list[Task]:
         """Register the repository, and mine its commits for tasks."""
         plan, origin = self.plan, self.plan.origin
         await repositories.register(
-            origin.where, commands=origin.commands, credential=origin.credential
+            origin.location, commands=origin.commands, credential=origin.credential
         )
-        ref = await register(settings, origin.where, plan.ref, plan.profile)
+        ref = await register(settings, origin.location, plan.ref, plan.profile)
         async with AsyncExitStack() as stack:
             rewriter = open_rewriter(self.settings, self.report_progress)
             rewrite = await stack.enter_async_context(rewriter) if plan.paraphrase else None
@@ -216,7 +216,7 @@ class Evaluation:
                 self.report_progress,
                 rewrite,
             )
-            return await miner.mine(ref, plan.tasks, plan.commits)
+            return await miner.mine_tasks(ref, plan.tasks, plan.commits)
 
     def dropped(self) -> tuple[int, Sequence[tuple[str, int]]]:
         """Return the number of examined commits, and the reasons for dropping them with counts."""

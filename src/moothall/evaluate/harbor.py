@@ -138,7 +138,7 @@ def _content(call: Mapping[str, Any]) -> str:
 
 BUNDLE, TESTS, FIX = "environment/repository.bundle", "tests/tests.patch", "solution/fix.patch"
 _HARBOR_SCHEMA = "1.3"
-_MOST_BYTES = 20_000_000
+_MAX_BYTES = 20_000_000
 _SECONDS = {"agent": 3600.0, "verifier": 1800.0, "build": 1800.0}
 _GO, _RUST, _PYTHON, _NODE = (
     "golang:1-bookworm",
@@ -208,8 +208,8 @@ class Harbor:
             document = tomllib.loads(_text(place, "task.toml"))
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise InvalidRequest(f"{place / 'task.toml'} is not TOML: {error}") from error
-        own = mapping_of(mapping_of(document.get("metadata")).get("moothall"))
-        if not own:
+        metadata = mapping_of(mapping_of(document.get("metadata")).get("moothall"))
+        if not metadata:
             raise InvalidRequest(
                 f"{place} cannot be run: task.toml has no [metadata.moothall], and evaluate does "
                 "not run its container image. Name repository, parent and cases in that table "
@@ -218,17 +218,17 @@ class Harbor:
         name = (
             text_of(mapping_of(document.get("task")).get("name")).rpartition("/")[2] or place.name
         )
-        repository = text_of(own.get("repository"))
-        if not _SHA.fullmatch(text_of(own.get("parent"))):
+        repository = text_of(metadata.get("repository"))
+        if not _SHA.fullmatch(text_of(metadata.get("parent"))):
             raise InvalidRequest(
                 f"{place / 'task.toml'}: metadata.moothall.parent is not a full commit id"
             )
         task = codec.load(
             Task,
             {
-                "commit": own.get("parent"),
+                "commit": metadata.get("parent"),
                 "cases": {},
-                **{key: own[key] for key in _KEYS if key in own},
+                **{key: metadata[key] for key in _KEYS if key in metadata},
                 "id": check_id(name, f"the name of {place}"),
                 "repository": repository,
                 "text": _text(place, "instruction.md").strip(),
@@ -286,7 +286,7 @@ def _inside(place: Path, name: str) -> Path:
 
 
 def _text(place: Path, name: str, *, needed: bool = True) -> str:
-    text = read_text(_inside(place, name), _MOST_BYTES)
+    text = read_text(_inside(place, name), _MAX_BYTES)
     if text is None and needed:
         raise InvalidRequest(f"{place / name} cannot be read; evaluate needs it to run the task")
     return text or ""
@@ -294,11 +294,11 @@ def _text(place: Path, name: str, *, needed: bool = True) -> str:
 
 def _config(task: Task) -> str:
     """Return task.toml."""
-    own = {key: value for key, value in codec.dump(task).items() if key in _KEYS and value}
+    metadata = {key: value for key, value in codec.dump(task).items() if key in _KEYS and value}
     document: dict[str, Any] = {
         "schema_version": _HARBOR_SCHEMA,
         "task": {"name": f"moothall/{task.id}", "description": task.text.partition("\n")[0][:200]},
-        "metadata": {"category": "bug-fix", "moothall": own},
+        "metadata": {"category": "bug-fix", "moothall": metadata},
         "agent": {"timeout_sec": _SECONDS["agent"]},
         "verifier": {"timeout_sec": _SECONDS["verifier"]},
         "environment": {

@@ -206,23 +206,23 @@ class Result:
         return tuple(
             Attempt(
                 seat.model,
-                any(one.solved for one in answers),
-                any(one.solved and not one.revision for one in answers),
+                any(answer.solved for answer in answers),
+                any(answer.solved and not answer.revision for answer in answers),
                 seat.usage,
             )
             for seat in self.seats
-            for answers in [[one for one in self.candidates if one.seat == seat.seat]]
+            for answers in [[answer for answer in self.candidates if answer.seat == seat.seat]]
         )
 
 
-def past_tasks(rows: Sequence[Mapping[str, Any]], without: str) -> list[PastTask]:
+def past_tasks(rows: Sequence[Mapping[str, Any]], excluded_task: str) -> list[PastTask]:
     """Return the results of all tasks but one, each with the attempts of all configurations.
 
     Raises `InvalidRequest` for a row that is no result.
     """
     by_task: dict[str, PastTask] = {}
     for row in rows:
-        if row.get("task") != without and not row.get("broken"):
+        if row.get("task") != excluded_task and not row.get("broken"):
             result = load(Result, row)
             earlier = by_task.get(result.task, PastTask(result.kind, ()))
             by_task[result.task] = PastTask(result.kind, (*earlier.attempts, *result.attempts()))
@@ -261,9 +261,9 @@ def make_report(place: Path, tasks: Sequence[Task], rows: Sequence[Mapping[str, 
 
     Raises `InvalidRequest` for a row that is no result.
     """
-    known = {task.id for task in tasks}
+    task_ids = {task.id for task in tasks}
     counted = tuple(
-        load(Result, row) for row in rows if row.get("task") in known and not row.get("broken")
+        load(Result, row) for row in rows if row.get("task") in task_ids and not row.get("broken")
     )
     return Report(
         folder=str(place),

@@ -139,19 +139,20 @@ def check_configurations(configurations: Sequence[Configuration], results: Lines
     """Raise `InvalidRequest` for two equal configurations, and for one whose results are of other
     settings.
     """
-    seen: dict[str, str] = {}
-    for one in configurations:
-        other = seen.setdefault(one.digest, one.name)
-        if other != one.name:
+    names_by_digest: dict[str, str] = {}
+    for configuration in configurations:
+        first_name = names_by_digest.setdefault(configuration.digest, configuration.name)
+        if first_name != configuration.name:
             raise InvalidRequest(
-                f"the configurations {other} and {one.name} have the same settings: nothing would "
-                "be compared. Change one; environment variables MOOTHALL_… override both files"
+                f"the configurations {first_name} and {configuration.name} have the same "
+                "settings: nothing would be compared. Change one; environment variables MOOTHALL_… "
+                "override both files"
             )
-        measured = [row for row in results.of(config=one.name) if not row.get("broken")]
-        if any(row.get("digest") != one.digest for row in measured):
+        measured = [row for row in results.of(config=configuration.name) if not row.get("broken")]
+        if any(row.get("digest") != configuration.digest for row in measured):
             raise InvalidRequest(
-                f"the configuration {one.name} was measured with other settings or options before. "
-                "Give it another name (--config NAME=FILE), or another --folder"
+                f"the configuration {configuration.name} was measured with other settings or "
+                "options before. Give it another name (--config NAME=FILE), or another --folder"
             )
 
 
@@ -173,8 +174,8 @@ class Runner:
         """Run the tasks that have no result yet. Raises errors that the next task would meet,
         too.
         """
-        left = [task for task in tasks if not any(self._done(task, configuration))]
-        if not left:
+        remaining = [task for task in tasks if not any(self._valid_results(task, configuration))]
+        if not remaining:
             return
         places = asyncio.Semaphore(at_once)
         async with (
@@ -186,10 +187,12 @@ class Runner:
                 async with places:
                     await self._run(app, configuration, task)
 
-            for task in left:
+            for task in remaining:
                 group.create_task(run(task), name=f"task {task.id}")
 
-    def _done(self, task: Task, configuration: Configuration) -> Iterable[Mapping[str, Any]]:
+    def _valid_results(
+        self, task: Task, configuration: Configuration
+    ) -> Iterable[Mapping[str, Any]]:
         return (
             row
             for row in self.results.of(task=task.id, config=configuration.name)
@@ -211,7 +214,7 @@ class Runner:
         parts = [task.id, task.commit, task.text, configuration.name, configuration.digest]
         choice = ""
         if configuration.leaves_choice:
-            past = past_tasks(self.results.rows, without=task.id)
+            past = past_tasks(self.results.rows, excluded_task=task.id)
             configuration, choice = configuration.choose(kind, past)
             parts.append(configuration.options.model)
         self.report_progress(f"{configuration.name} {task.id}: the council begins. {choice}")
@@ -233,10 +236,10 @@ class Runner:
                 )
                 continue
             break
-        if why := _broken(outcome):
-            self.results.add({**key, "broken": True, "why": why})
+        if reason := _broken(outcome):
+            self.results.add({**key, "broken": True, "why": reason})
             raise ModelUnavailable(
-                f"no seat of configuration {configuration.name} could work: {why}. Fix that and "
+                f"no seat of configuration {configuration.name} could work: {reason}. Fix that and "
                 "run the same command again; results so far are kept"
             )
         row = replace(
@@ -280,18 +283,18 @@ class Runner:
         try:
             diff = await find_unmasked_diff(self.repositories, prepared.base, answer)
         except PatchRefused as error:
-            return Judgement(solved=False, why=error.message)
+            return Judgement(solved=False, reason=error.message)
         return await self.judge.judge(task, prepared, diff)
 
     async def _judge(self, task: Task, prepared: Prepared, outcome: Outcome) -> Result:
-        known: dict[str, Judgement] = {}
+        judgements: dict[str, Judgement] = {}
         candidates: list[Answer] = []
         for result in outcome.results:
             if not result.diff.strip():
                 continue
-            if result.diff not in known:
-                known[result.diff] = await self._judge_answer(task, prepared, result)
-            judgement = known[result.diff]
+            if result.diff not in judgements:
+                judgements[result.diff] = await self._judge_answer(task, prepared, result)
+            judgement = judgements[result.diff]
             candidates.append(
                 Answer(
                     result.seat,
@@ -299,11 +302,11 @@ class Runner:
                     result.level.value,
                     judgement.solved,
                     failing=judgement.failing,
-                    why=judgement.why,
+                    why=judgement.reason,
                     revision=result.revision,
                 )
             )
-        winner = known.get(outcome.diff, _NO_WINNER) if outcome.winner_id else _NO_WINNER
+        winner = judgements.get(outcome.diff, _NO_WINNER) if outcome.winner_id else _NO_WINNER
         return Result(
             task=task.id,
             config="",
@@ -417,16 +420,16 @@ def read_configurations(
     """
     if not named:
         return [Configuration("default", own_settings(default, folder), options)]
-    found: dict[str, Configuration] = {}
+    configurations: dict[str, Configuration] = {}
     for argument in named:
         name, mark, rest = argument.partition("=")
-        file, *own = rest.split(",")
+        file, *pairs = rest.split(",")
         if not (name and mark and rest):
             raise InvalidRequest(
                 f"--config {argument[:80]!r} is not NAME=FILE; write --config small=small.toml"
             )
         check_name(name)
-        if name in found:
+        if name in configurations:
             raise InvalidRequest(
                 f"--config names {name} twice; give each configuration its own name"
             )
@@ -437,27 +440,27 @@ def read_configurations(
                 f"--config {name}: {error.message}. Name a file of settings, as `moothall config` "
                 "prints them"
             ) from error
-        found[name] = Configuration(
-            name, own_settings(settings, folder), _with_options(options, name, own)
+        configurations[name] = Configuration(
+            name, own_settings(settings, folder), _with_options(options, name, pairs)
         )
-    return list(found.values())
+    return list(configurations.values())
 
 
 def _with_options(options: Options, name: str, pairs: Sequence[str]) -> Options:
     """Return options overridden by KEY=VALUE pairs. Several models are separated by `+`. Raises
     `InvalidRequest`.
     """
-    own: dict[str, int | str] = {}
+    overrides: dict[str, int | str] = {}
     for pair in pairs:
         key, _, value = pair.partition("=")
         if key in _NUMBERS and value.isdecimal() and int(value):
-            own[key] = int(value)
+            overrides[key] = int(value)
         elif key in _WORDS and value:
-            own[key] = value.replace("+", ",") if key == "model" else value
+            overrides[key] = value.replace("+", ",") if key == "model" else value
         else:
             raise InvalidRequest(
                 f"--config {name}: {pair[:80]!r} is no option; there are "
                 f"{', '.join(f'{key}=NUMBER' for key in _NUMBERS)} and "
                 f"{', '.join(f'{key}=NAME' for key in _WORDS)}"
             )
-    return replace(options, **own)  # type: ignore[arg-type] # by the keys above
+    return replace(options, **overrides)  # type: ignore[arg-type] # by the keys above

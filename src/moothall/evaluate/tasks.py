@@ -157,7 +157,7 @@ def count_cases(cases: Mapping[str, Sequence[str]]) -> int:
 
 _RUNS, _LONG_MS = 3, 60_000
 _SECONDS = 3600
-_SHOWN = 20
+_MAX_NAMED_CASES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class Hidden:
     cases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     paths: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    why: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class Judgement:
 
     solved: bool
     failing: tuple[str, ...] = ()
-    why: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,34 +197,40 @@ class Judge:
         runs = self._runs(prepared, text, f"mine-{prepared.base.sha[:12]}")
         paths = await _paths(runs, tests)
         if not paths:
-            return Hidden(why=commit_rules.NO_CASES)
+            return Hidden(reason=commit_rules.NO_CASES)
         before, after = await self._pair(runs, paths, tests, fix, 1)
-        found: dict[str, HiddenCases] = {}
+        hidden_cases: dict[str, HiddenCases] = {}
         for check in paths:
             if check in before and check in after:
-                found[check] = commit_rules.compare_runs(
+                hidden_cases[check] = commit_rules.compare_runs(
                     prepared.runs.get(check), before[check], after[check], text
                 )
-        some = {check: paths[check] for check, item in found.items() if item.fixed}
+        fixed_paths = {check: paths[check] for check, item in hidden_cases.items() if item.fixed}
         slowest = max(
-            (run.duration_ms for check in some for run in (before[check], after[check])), default=0
+            (run.duration_ms for check in fixed_paths for run in (before[check], after[check])),
+            default=0,
         )
-        repeats = range(2, _RUNS + 1) if some and slowest <= _LONG_MS else ()
-        again = [await self._pair(runs, some, tests, fix, number) for number in repeats]
-        for check in some:
-            repeated = [(first.get(check), second.get(check)) for first, second in again]
+        repeats = range(2, _RUNS + 1) if fixed_paths and slowest <= _LONG_MS else ()
+        repeated_pairs = [
+            await self._pair(runs, fixed_paths, tests, fix, number) for number in repeats
+        ]
+        for check in fixed_paths:
+            repeated = [(first.get(check), second.get(check)) for first, second in repeated_pairs]
             lost = CheckRun(check, Verdict.MISSING)
-            found[check] = commit_rules.steady_cases(
-                found[check],
+            hidden_cases[check] = commit_rules.steady_cases(
+                hidden_cases[check],
                 [first or lost for first, _ in repeated],
                 [second or lost for _, second in repeated],
             )
-        cases = {check: item.fixed for check, item in found.items() if item.fixed}
+        cases = {check: item.fixed for check, item in hidden_cases.items() if item.fixed}
         if not cases:
             return Hidden(
-                why=next((item.why for item in found.values() if item.why), commit_rules.NO_CASES)
+                reason=next(
+                    (item.reason for item in hidden_cases.values() if item.reason),
+                    commit_rules.NO_CASES,
+                )
             )
-        kept = {check: item.kept for check, item in found.items() if item.kept}
+        kept = {check: item.kept for check, item in hidden_cases.items() if item.kept}
         return Hidden(cases, kept, {check: paths[check] for check in {*cases, *kept}})
 
     async def judge(self, task: Task, prepared: Prepared, diff: str) -> Judgement:
@@ -232,27 +238,31 @@ class Judge:
         run.
         """
         if not diff.strip():
-            return Judgement(solved=False, why="it changes nothing")
+            return Judgement(solved=False, reason="it changes nothing")
         runs = self._runs(prepared, task.text, f"hidden-{task.id[:30]}")
         paths = {check: task.paths.get(check, ()) for check in {*task.cases, *task.kept}}
-        ran: dict[str, CheckRun] = {}
-        for check, some in paths.items():
-            done = await _run(runs, check, some, (task.tests, diff), "judge")
-            if done.refused:
-                return Judgement(solved=False, why=f"its patch does not apply: {done.failure}")
-            if check not in done.runs:
-                raise WorkspaceFailed(
-                    f"the hidden tests of {task.id} could not be run: {done.failure}"
+        runs_by_check: dict[str, CheckRun] = {}
+        for check, check_paths in paths.items():
+            check_runs = await _run(runs, check, check_paths, (task.tests, diff), "judge")
+            if check_runs.refused:
+                return Judgement(
+                    solved=False, reason=f"its patch does not apply: {check_runs.failure}"
                 )
-            ran[check] = done.runs[check]
+            if check not in check_runs.runs:
+                raise WorkspaceFailed(
+                    f"the hidden tests of {task.id} could not be run: {check_runs.failure}"
+                )
+            runs_by_check[check] = check_runs.runs[check]
         hidden_cases = [
             (check, case)
             for part in (task.cases, task.kept)
             for check, cases in part.items()
             for case in cases
         ]
-        failing = [case for check, case in hidden_cases if ran[check].cases.get(case) != "passed"]
-        return Judgement(not failing, tuple(failing[:_SHOWN]))
+        failing = [
+            case for check, case in hidden_cases if runs_by_check[check].cases.get(case) != "passed"
+        ]
+        return Judgement(not failing, tuple(failing[:_MAX_NAMED_CASES]))
 
     def _runs(self, prepared: Prepared, text: str, name: str) -> CleanCheckoutRunner:
         d = Deliberation(
@@ -311,11 +321,13 @@ async def _paths(runs: CleanCheckoutRunner, tests: str) -> dict[str, tuple[str, 
     """
     prepared = runs.prepared
     names = tuple(path for path in _paths_of(tests) if is_test(path))
-    found = await runnable_paths(runs, names, tests)
-    others = [
+    paths_by_check = await runnable_paths(runs, names, tests)
+    other_checks = [
         name for name, run in prepared.runs.items() if run.cases and not name.startswith("tests")
     ]
-    return found or {name: () for name in others if name not in prepared.base.profile.advisory}
+    return paths_by_check or {
+        name: () for name in other_checks if name not in prepared.base.profile.advisory
+    }
 
 
 def _paths_of(diff: str) -> tuple[str, ...]:

@@ -146,8 +146,8 @@ class GitLabClient(ForgeClient):
     async def issues(self, repository: str, label: str = "") -> list[Issue]:
         """Return the open issues, with `label` only those that have it."""
         filters = {"state": "opened", **({"labels": label} if label else {})}
-        found = await self._get_all(_Issue, f"{_project(repository)}/issues", filters)
-        return [issue.convert() for issue in found]
+        issues = await self._get_all(_Issue, f"{_project(repository)}/issues", filters)
+        return [issue.convert() for issue in issues]
 
     async def issue(self, repository: str, number: int) -> Issue:
         """Return an issue."""
@@ -155,8 +155,8 @@ class GitLabClient(ForgeClient):
 
     async def pull(self, repository: str, number: int) -> PullRequest:
         """Return a merge request."""
-        found = await self._get_one(_MergeRequest, _merge_request(repository, number))
-        return found.convert(repository)
+        merge_request = await self._get_one(_MergeRequest, _merge_request(repository, number))
+        return merge_request.convert(repository)
 
     def pull_ref(self, number: int) -> str:
         """Return the ref at which the forge offers the head of a merge request."""
@@ -241,15 +241,15 @@ class GitLabClient(ForgeClient):
         """
         filters = {"state": "all", "source_branch": branch, "author_username": author}
         pulls = [
-            found.convert(repository)
-            for found in await self._get_all(
+            merge_request.convert(repository)
+            for merge_request in await self._get_all(
                 _MergeRequest, f"{_project(repository)}/merge_requests", filters
             )
-            if found.source_branch == branch and found.author == author
+            if merge_request.source_branch == branch and merge_request.author == author
         ]
-        own = [pull.number for pull in pulls if pull.source]
+        own_numbers = [pull.number for pull in pulls if pull.source]
         # The list lacks the commit of the base.
-        return await self.pull(repository, max(own)) if own else None
+        return await self.pull(repository, max(own_numbers)) if own_numbers else None
 
     async def create_pull(
         self, repository: str, title: str, body: str, *, branch: str, onto: str

@@ -174,10 +174,10 @@ class CouncilRegistry:
         """Return the council of a role, None for the default one. Raises `NoCouncil` for a deleted
         or empty council.
         """
-        known = self._tenants.get(tenant, {})
-        if role not in known:
+        councils = self._tenants.get(tenant, {})
+        if role not in councils:
             return None
-        council = known[role]
+        council = councils[role]
         if council is None:
             raise NoCouncil(f"the {role} council was deleted; make one with CreateCouncil")
         if not council.agents:
@@ -189,13 +189,13 @@ class CouncilRegistry:
 
     async def list(self, principal: Principal, role: str = "") -> Sequence[Council]:
         """Return the configured councils, sorted by role; `role` selects one."""
-        wanted_role = read_role(role) if role else ""
+        selected_role = read_role(role) if role else ""
         await self.refresh()
-        known = self._tenants.get(principal.tenant, {})
+        councils = self._tenants.get(principal.tenant, {})
         return [
             council
-            for name, council in sorted(known.items())
-            if council is not None and wanted_role in {"", name}
+            for name, council in sorted(councils.items())
+            if council is not None and selected_role in {"", name}
         ]
 
     async def create(
@@ -275,14 +275,14 @@ class CouncilRegistry:
         event, a later one is another.
         """
         await self.refresh()
-        known = self._tenants.get(principal.tenant, {})
+        councils = self._tenants.get(principal.tenant, {})
         role = data["role"]
         ordinal = f"{self._seq}-{digest(principal.tenant, str(data))}"
         event = write(
             event_type, f"council-{role}", dict(data), ordinal=ordinal, tenant=principal.tenant
         )
-        after = apply_event(known, event)
-        if after != known:
+        after = apply_event(councils, event)
+        if after != councils:
             seq = await self._bus.publish(event)
             await self.refresh()
             await self._check_order(event, seq)
@@ -377,10 +377,10 @@ def apply_event(councils: Councils, event: Event) -> Councils:
         return {**councils, role: None}
     if event.type is EventType.AGENT_REGISTERED:
         agent = load(Agent, event.data.get("agent"))
-        known = council.agent(agent.id)
-        if known is None:
+        registered = council.agent(agent.id)
+        if registered is None:
             return {**councils, role: replace(council, agents=(*council.agents, agent))}
-        if known != agent:
+        if registered != agent:
             raise AlreadyExists(
                 f"{agent.id!r} is in the {role} council with other data; unregister it first"
             )

@@ -135,15 +135,15 @@ def solve_share(model: str, tasks: Sequence[PastTask], expected: float = 0.5) ->
 
 
 def pair_share(
-    pair: tuple[str, str], tasks: Sequence[PastTask], others: Sequence[PastTask]
+    pair: tuple[str, str], tasks: Sequence[PastTask], prior_tasks: Sequence[PastTask]
 ) -> float:
     """Return the expected share of tasks that at least one of two seats solves: the share of the
     better one, and that of the other among the tasks that the better one fails.
 
     The latter is counted on tasks on which both worked. Its prior is the share of the second model,
-    and 0 for another seat of the same model. `others`: tasks of other kinds, for the priors.
+    and 0 for another seat of the same model. `prior_tasks`: tasks of other kinds, for the priors.
     """
-    shares = {model: solve_share(model, tasks, solve_share(model, others)) for model in pair}
+    shares = {model: solve_share(model, tasks, solve_share(model, prior_tasks)) for model in pair}
     best = max(shares.values())
     together = []
     for first, second in {pair, pair[::-1]}:
@@ -159,7 +159,7 @@ def count_rescued(first: str, second: str, tasks: Sequence[PastTask]) -> tuple[i
     worked on them, and the number of those that the second solved.
     """
     outcomes = [pair for pair in _pairs(first, second, tasks) if not pair[0].solved]
-    return len(outcomes), sum(other.solved for _, other in outcomes)
+    return len(outcomes), sum(second_attempt.solved for _, second_attempt in outcomes)
 
 
 def count_together(pair: tuple[str, str], tasks: Sequence[PastTask]) -> tuple[int, int]:
@@ -167,26 +167,26 @@ def count_together(pair: tuple[str, str], tasks: Sequence[PastTask]) -> tuple[in
     that at least one of these two seats solved.
     """
     outcomes = _pairs(*pair, tasks)
-    return len(outcomes), sum(one.solved or other.solved for one, other in outcomes)
+    return len(outcomes), sum(first.solved or second.solved for first, second in outcomes)
 
 
 def _pairs(first: str, second: str, tasks: Sequence[PastTask]) -> list[tuple[Attempt, Attempt]]:
     """Return a seat with each model of the tasks on which both worked."""
     pairs = []
     for task in tasks:
-        ones, others = _of_model(task, first), _of_model(task, second)
+        first_attempts, second_attempts = _of_model(task, first), _of_model(task, second)
         if first == second:
-            others = others[1:]
-        if ones and others:
-            pairs.append((ones[0], others[0]))
+            second_attempts = second_attempts[1:]
+        if first_attempts and second_attempts:
+            pairs.append((first_attempts[0], second_attempts[0]))
     return pairs
 
 
 def choose_models(
-    kind: TaskKind, past: Sequence[PastTask], known: Sequence[str], seats: int, budget: Budget
+    kind: TaskKind, past: Sequence[PastTask], model_names: Sequence[str], seats: int, budget: Budget
 ) -> Choice:
     """Return the models, at most two, that solve most tasks of a kind for their cost. `seats` use
-    them in turn. `known` are the models of the settings.
+    them in turn. `model_names` are those of the settings.
 
     Models without a result are not chosen, and neither are models whose expected cost exceeds the
     budget, unless all do.
@@ -194,31 +194,36 @@ def choose_models(
     past = tuple(
         PastTask(task.kind, attempts)
         for task in past
-        if (attempts := tuple(one for one in task.attempts if one.model in known))
+        if (attempts := tuple(attempt for attempt in task.attempts if attempt.model in model_names))
     )
-    if len(past) < MIN_TASKS or not any(one.solved for task in past for one in task.attempts):
+    if len(past) < MIN_TASKS or not any(
+        attempt.solved for task in past for attempt in task.attempts
+    ):
         return Choice((), _too_little(past))
-    fields, tasks, others = _narrow(kind, past)
-    names = [name for name in known if any(_of_model(task, name) for task in past)]
-    priced = any(one.usage.cost_usd for task in past for one in task.attempts)
-    costs = {name: _mean_cost(name, tasks, others, priced=priced) for name in names}
+    fields, tasks, prior_tasks = _narrow(kind, past)
+    names = [name for name in model_names if any(_of_model(task, name) for task in past)]
+    priced = any(attempt.usage.cost_usd for task in past for attempt in task.attempts)
+    costs = {name: _mean_cost(name, tasks, prior_tasks, priced=priced) for name in names}
     limit = budget.cost_usd if priced else budget.tokens
     options = [
         Choice(
             models,
             "",
-            _share(models, tasks, others),
+            _share(models, tasks, prior_tasks),
             sum(costs[models[number % len(models)]] for number in range(seats)),
         )
         for models in _candidates(names, seats)
     ]
-    affordable = [one for one in options if not limit or one.cost <= limit]
+    affordable = [option for option in options if not limit or option.cost <= limit]
     if not affordable:
-        affordable = [min(options, key=lambda one: one.cost)]
-    dearest = max(one.cost for one in options) or 1.0
+        affordable = [min(options, key=lambda option: option.cost)]
+    dearest = max(option.cost for option in options) or 1.0
     chosen = max(
         affordable,
-        key=lambda one: (one.share - PRICE_OF_DEAREST * one.cost / dearest, -one.cost),
+        key=lambda option: (
+            option.share - PRICE_OF_DEAREST * option.cost / dearest,
+            -option.cost,
+        ),
     )
     reason = _explain(chosen, affordable, tasks, _describe(kind, fields), priced=priced)
     return Choice(chosen.models, reason, chosen.share, chosen.cost)
@@ -230,10 +235,12 @@ def _candidates(names: Sequence[str], seats: int) -> list[tuple[str, ...]]:
     return list(combinations_with_replacement(names, PAIR))
 
 
-def _share(models: tuple[str, ...], tasks: Sequence[PastTask], others: Sequence[PastTask]) -> float:
+def _share(
+    models: tuple[str, ...], tasks: Sequence[PastTask], prior_tasks: Sequence[PastTask]
+) -> float:
     if len(models) == 1:
-        return solve_share(models[0], tasks, solve_share(models[0], others))
-    return pair_share((models[0], models[1]), tasks, others)
+        return solve_share(models[0], tasks, solve_share(models[0], prior_tasks))
+    return pair_share((models[0], models[1]), tasks, prior_tasks)
 
 
 def _narrow(
@@ -244,8 +251,8 @@ def _narrow(
     """
     fields: tuple[str, ...] = ()
     for fields in _LEVELS:
-        wanted = [getattr(kind, name) for name in fields]
-        is_same = [[getattr(task.kind, name) for name in fields] == wanted for task in past]
+        kind_values = [getattr(kind, name) for name in fields]
+        is_same = [[getattr(task.kind, name) for name in fields] == kind_values for task in past]
         if sum(is_same) >= MIN_TASKS:
             break
     return (
@@ -260,11 +267,11 @@ def _of_model(task: PastTask, model: str) -> list[Attempt]:
 
 
 def _mean_cost(
-    model: str, tasks: Sequence[PastTask], others: Sequence[PastTask], *, priced: bool
+    model: str, tasks: Sequence[PastTask], prior_tasks: Sequence[PastTask], *, priced: bool
 ) -> float:
     """Return the mean cost of a seat with a model, of all tasks if it worked on none of `tasks`."""
-    for some in (tasks, others):
-        usages = [one.usage for task in some for one in _of_model(task, model)]
+    for task_set in (tasks, prior_tasks):
+        usages = [attempt.usage for task in task_set for attempt in _of_model(task, model)]
         if usages:
             amounts = [usage.cost_usd if priced else usage.tokens for usage in usages]
             return math.fsum(amounts) / len(amounts)
@@ -289,8 +296,11 @@ def _explain(
     """Return why models were chosen, with the counts and the next best choice."""
     figures = []
     for model in dict.fromkeys(chosen.models):
-        attempts = [one for task in tasks for one in _of_model(task, model)]
-        solved, first = sum(one.solved for one in attempts), sum(one.first for one in attempts)
+        attempts = [option for task in tasks for option in _of_model(task, model)]
+        solved, first = (
+            sum(option.solved for option in attempts),
+            sum(option.first for option in attempts),
+        )
         figures.append(
             f"{_name(model)} solved {solved} of {len(attempts)}, {first} with its first answer"
         )
@@ -302,9 +312,9 @@ def _explain(
         f"auto: {_label(chosen, priced=priced)}, from {_count(len(tasks), 'earlier task')} "
         f"{kind}: {'; '.join(figures)}"
     )
-    others = [one for one in options if one.models != chosen.models]
-    if others:
-        next_best = max(others, key=lambda one: (one.share, -one.cost))
+    other_options = [option for option in options if option.models != chosen.models]
+    if other_options:
+        next_best = max(other_options, key=lambda option: (option.share, -option.cost))
         text += f". Next best: {_label(next_best, priced=priced)}"
     return text
 
@@ -325,9 +335,9 @@ def _count(number: int, noun: str) -> str:
 
 def _describe(kind: TaskKind, fields: Sequence[str]) -> str:
     """Return a kind in words: `of this repository (python, src, short)`."""
-    where = "of this repository" if "repository" in fields else "of all repositories"
+    scope = "of this repository" if "repository" in fields else "of all repositories"
     values = [value for name in fields if name != "repository" and (value := getattr(kind, name))]
-    return f"{where} ({', '.join(values)})" if values else where
+    return f"{scope} ({', '.join(values)})" if values else scope
 
 
 _TOPICS = (Channel.RESPONSES.all,)
@@ -408,8 +418,8 @@ def past_task(
     return PastTask(
         kind_of(request.description, request.repository.id or request.repository.url, language),
         tuple(
-            Attempt(request.model_of(seat), one.solved, one.first, one.usage)
-            for seat, one in attempts.items()
+            Attempt(request.model_of(seat), attempt.solved, attempt.first, attempt.usage)
+            for seat, attempt in attempts.items()
             if seat not in request.elsewhere
         ),
     )
@@ -418,7 +428,9 @@ def past_task(
 def _reduce(outcome: Outcome) -> _Ended:
     paths = [part.path for result in outcome.results for part in file_diffs(result.diff)]
     attempts = {
-        seat.seat: _attempt([one for one in outcome.results if one.seat == seat.seat], seat)
+        seat.seat: _attempt(
+            [result for result in outcome.results if result.seat == seat.seat], seat
+        )
         for seat in outcome.seats
         if has_worked(seat)
     }
@@ -426,8 +438,10 @@ def _reduce(outcome: Outcome) -> _Ended:
 
 
 def _attempt(results: Sequence[Result], seat: SeatOutcome) -> Attempt:
-    supported = [one for one in results if one.passed_gates and one.level.independent]
-    return Attempt("", bool(supported), any(not one.revision for one in supported), seat.usage)
+    supported = [result for result in results if result.passed_gates and result.level.independent]
+    return Attempt(
+        "", bool(supported), any(not result.revision for result in supported), seat.usage
+    )
 
 
 def has_worked(seat: SeatOutcome) -> bool:

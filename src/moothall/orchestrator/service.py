@@ -662,10 +662,10 @@ def _with_tenant_ids(principal: Principal, recorded: Recorded) -> Recorded:
             **own_ids,
             "fork": {**fork, "task_id": own_id(str(fork.get("task_id")), principal.tenant)},
         }
-    own = replace(
+    own_event = replace(
         event,
         subject=own_id(event.subject, principal.tenant),
         correlationid=own_id(event.correlationid, principal.tenant),
         data={**event.data, **own_ids},
     )
-    return replace(recorded, event=own)
+    return replace(recorded, event=own_event)

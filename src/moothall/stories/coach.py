@@ -24,10 +24,10 @@ _GIVEN, _WHEN, _THEN = (
     re.compile(rf"\b{word}\b", re.IGNORECASE) for word in ("given", "when", "then")
 )
 _BULLET = re.compile(r"^\s*(?:[-*•]|\d{1,3}[.)])\s+")
-WHO = re.compile(r"\bas (?:an?|the)\s+\w+", re.IGNORECASE)
-WANT = re.compile(r"\bI (?:want|need|can|would like)\b|\bI'd like\b", re.IGNORECASE)
-WHY = re.compile(r"\bso that\b|\bin order to\b|\bbecause\b", re.IGNORECASE)
-_HOLE = re.compile(
+ROLE_PHRASE = re.compile(r"\bas (?:an?|the)\s+\w+", re.IGNORECASE)
+WISH_PHRASE = re.compile(r"\bI (?:want|need|can|would like)\b|\bI'd like\b", re.IGNORECASE)
+REASON_PHRASE = re.compile(r"\bso that\b|\bin order to\b|\bbecause\b", re.IGNORECASE)
+_PLACEHOLDER = re.compile(
     r"<(?:who|what|why|a state|something happens|what can be "
     r"seen)>|\bTB[DCA]\b|\bTODO\b|\?\?+|\bto be (?:decided|defined|determined)\b|\bsomehow\b",
     re.IGNORECASE,
@@ -39,7 +39,7 @@ _VAGUE = re.compile(
     r"(?:well|fine)|etc|and so on|various|some kind of|reasonable)\b",
     re.IGNORECASE,
 )
-_WAITS = re.compile(
+_DEPENDENCY_PHRASE = re.compile(
     r"\b(?:depends on|blocked by|(?:once|after|when) (?:the )?(?:other |previous |next "
     r")?(?:story|stories|ticket|epic)|needs (?:the )?(?:story|ticket|epic))\b",
     re.IGNORECASE,
@@ -128,20 +128,20 @@ def score(draft: StoryDraft) -> Score:
 def _findings(draft: StoryDraft) -> Iterator[Shortcoming]:
     yield from _title(draft.title)
     yield from _description(draft.description)
-    yield from _criteria([line for line in draft.ac if not _HOLE.search(line)])
+    yield from _criteria([line for line in draft.ac if not _PLACEHOLDER.search(line)])
     text = f"{draft.title}\n{draft.description}"
-    if (hole := _HOLE.search(text)) is not None:
+    if (placeholder := _PLACEHOLDER.search(text)) is not None:
         yield Shortcoming(
             "ESTIMABLE",
-            f"{_quote(hole[0])} is still open: decide it, or make finding it out a story of its "
-            "own",
+            f"{_quote(placeholder[0])} is still open: decide it, or make finding it out a story of "
+            "its own",
             10,
         )
-    if (waits := _WAITS.search("\n".join((text, *draft.ac)))) is not None:
+    if (dependency := _DEPENDENCY_PHRASE.search("\n".join((text, *draft.ac)))) is not None:
         yield Shortcoming(
             "INDEPENDENT",
-            f"{_quote(waits[0])}: write the story so that it can be done by itself, or join the "
-            "two",
+            f"{_quote(dependency[0])}: write the story so that it can be done by itself, or join "
+            "the two",
             5,
         )
     words = len(draft.description.split())
@@ -197,9 +197,9 @@ def _description(text: str) -> Iterator[Shortcoming]:
     missing = [
         advice
         for pattern, advice in (
-            (WHO, "who needs it (as a …)"),
-            (WANT, "what they want (I want …)"),
-            (WHY, "why (so that …)"),
+            (ROLE_PHRASE, "who needs it (as a …)"),
+            (WISH_PHRASE, "what they want (I want …)"),
+            (REASON_PHRASE, "why (so that …)"),
         )
         if not pattern.search(text)
     ]

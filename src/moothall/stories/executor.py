@@ -68,7 +68,7 @@ _PLANNER = "planner"
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
+class _TaskEnd:
     """The end of a task: its status, its outcome if it has one, and the commits that hold its work
     and that of the tasks before it.
     """
@@ -225,15 +225,15 @@ class StoryExecutor:
         """Cancel the councils of the state that a move left, since their results would not be
         used.
         """
-        left, reached = move.data.get("from_state"), move.data.get("to_state")
-        if (left, reached) not in _LEAVING_MOVES:
+        from_state, to_state = move.data.get("from_state"), move.data.get("to_state")
+        if (from_state, to_state) not in _LEAVING_MOVES:
             return
         principal = Principal(_PLANNER, move.tenant)
         moves = [counted.id for counted in await self._board.moves(card.story.id, principal)]
         if move.id not in moves:
             return
         reason = f"{move.data.get('event')} by {move.data.get('actor')}"
-        if left == "design":
+        if from_state == "design":
             entering = moves[moves.index(move.id) - 1]
             await self._cancel(design_task(_plan_id_after(entering)), reason, principal)
             return
@@ -375,7 +375,7 @@ class StoryExecutor:
             ):
                 return  # the story was stopped or sent back while this plan waited
             principal = Principal(plan.actor, derived.tenant)
-            running: dict[TaskId, asyncio.Task[_End]] = {}
+            running: dict[TaskId, asyncio.Task[_TaskEnd]] = {}
             async with asyncio.TaskGroup() as group:
                 for task in plan.tasks:  # a task comes after those it depends on
                     predecessors = [running[name] for name in task.dependencies]
@@ -388,19 +388,19 @@ class StoryExecutor:
             "story_id": plan.story_id,
             "plan_id": plan.plan_id,
             "derivation_id": derived.id,
-            "status": COMPLETED if all(end.won for end in results.values()) else "failed",
-            "tasks": {name: end.status for name, end in results.items()},
+            "status": COMPLETED if all(result.won for result in results.values()) else "failed",
+            "tasks": {name: result.status for name, result in results.items()},
             "why": {
-                name: end.outcome.error_message
-                for name, end in results.items()
-                if end.outcome and end.outcome.error_message
+                name: result.outcome.error_message
+                for name, result in results.items()
+                if result.outcome and result.outcome.error_message
             },
             "commits": list(
                 dict.fromkeys(
                     sha
-                    for name, end in results.items()
+                    for name, result in results.items()
                     if name not in dependencies
-                    for sha in end.commits
+                    for sha in result.commits
                 )
             ),
         }
@@ -411,20 +411,22 @@ class StoryExecutor:
         )
 
     async def _run_task(
-        self, task: AtomicTask, predecessors: Sequence[asyncio.Task[_End]], principal: Principal
-    ) -> _End:
+        self, task: AtomicTask, predecessors: Sequence[asyncio.Task[_TaskEnd]], principal: Principal
+    ) -> _TaskEnd:
         """Run a task and return how it ended. Return SKIPPED if a task that it depends on has no
         winner.
         """
         results = [await predecessor for predecessor in predecessors]
-        if not all(end.won for end in results):
+        if not all(result.won for result in results):
             missing = next(
-                name for name, end in zip(task.dependencies, results, strict=True) if not end.won
+                name
+                for name, result in zip(task.dependencies, results, strict=True)
+                if not result.won
             )
             reason = Skipped(f"not started: {missing}, whose work it builds on, has no winner")
             await refuse(self._deliberations, task_request(task, self._limits), reason, principal)
-            return _End(SKIPPED)
-        commits = tuple(dict.fromkeys(sha for end in results for sha in end.commits))
+            return _TaskEnd(SKIPPED)
+        commits = tuple(dict.fromkeys(sha for result in results for sha in result.commits))
         if task.repository is not None and len(commits) > 1:
             merged = await merge_commits(
                 self._deliberations,
@@ -441,19 +443,22 @@ class StoryExecutor:
                 await refuse(
                     self._deliberations, task_request(task, self._limits), reason, principal
                 )
-                return _End(SKIPPED, merged)
+                return _TaskEnd(SKIPPED, merged)
             commits = (merged.commit_sha,)
         outcome = await run_deliberation(
             self._deliberations,
             task_request(
-                task, self._limits, commits, [end.outcome for end in results if end.outcome]
+                task,
+                self._limits,
+                commits,
+                [result.outcome for result in results if result.outcome],
             ),
             principal,
         )
         status = outcome.status.value
         if outcome.status is DeliberationStatus.COMPLETED and not outcome.winner_id:
             status = NO_WINNER
-        return _End(status, outcome, (outcome.commit_sha,) if outcome.commit_sha else commits)
+        return _TaskEnd(status, outcome, (outcome.commit_sha,) if outcome.commit_sha else commits)
 
     async def _check(self, card: StoryState, principal: Principal) -> None:
         """Merge a story's winners on its branch, check the result as a whole, and record the

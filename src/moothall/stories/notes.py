@@ -222,10 +222,10 @@ class Notes:
                     *warnings, "this was asked before, at the same time: nothing was changed"
                 )
             if update.expected not in {None, version}:
-                seen = f"you expected {update.expected}"
+                expectation = f"you expected {update.expected}"
                 raise ConcurrentUpdate(
-                    f"the context of {update.story_id} is at version {version}, and {seen}: look "
-                    "again"
+                    f"the context of {update.story_id} is at version {version}, and {expectation}: "
+                    "look again"
                 )
             after, change_warnings = _apply(state, update.changes)
             if after.notes == state.notes:
@@ -312,14 +312,14 @@ def _apply(state: _State, changes: Sequence[NoteChange]) -> tuple[_State, list[s
     notes, warnings = dict(state.notes), []
     for change in changes:
         label = f"{change.entity_type} {change.entity_id}"
-        known = notes.get(change.key)
+        current = notes.get(change.key)
         if change.operation == "delete":
             if notes.pop(change.key, None) is None:
                 warnings.append(f"{label}: there is none to delete")
             continue
-        if change.operation == "create" and known not in {None, change.payload}:
+        if change.operation == "create" and current not in {None, change.payload}:
             raise AlreadyExists(f"{label} is noted already, with another payload; update it")
-        if change.operation == "update" and known is None:
+        if change.operation == "update" and current is None:
             raise NotFound(f"no {label} is noted; create it")
         notes[change.key] = change.payload
     return replace(state, notes=notes), warnings

@@ -432,7 +432,7 @@ class Planner:
         if sum(map(len, texts)) > TASK_CHARS:
             raise InvalidRequest(f"the event's texts have more than {TASK_CHARS} characters")
         stories.read_strategy(planning_event.metadata)
-        when = (
+        time = (
             datetime.fromtimestamp(planning_event.timestamp_ms / 1000, UTC)
             if planning_event.timestamp_ms
             else _now()
@@ -463,7 +463,7 @@ class Planner:
             data,
             ordinal=ordinal,
             tenant=principal.tenant,
-            time=when.isoformat(),
+            time=time.isoformat(),
         )
 
 
@@ -502,10 +502,10 @@ def changeable(card: StoryState) -> Plan:
     stories.
     """
     if card.position.state != _DESIGN or "planned" not in card.position.facts or card.plan is None:
-        when = (
+        condition = (
             f"tasks can be changed once they are derived in {_DESIGN}, until the design is accepted"
         )
-        raise InvalidRequest(f"story {card.story.id} is in {card.position.state}: {when}")
+        raise InvalidRequest(f"story {card.story.id} is in {card.position.state}: {condition}")
     return plan_of(card.plan)
 
 
@@ -538,14 +538,14 @@ def may_change(card: StoryState, principal: Principal) -> bool:
 
 
 def _plan_event(plan: Plan, principal: Principal) -> Event:
-    when = _now().isoformat()
+    time = _now().isoformat()
     event = write(
         EventType.PLAN_DERIVED,
         plan.plan_id,
         dump(plan),
         correlationid=plan.story_id,
         tenant=principal.tenant,
-        time=when,
+        time=time,
     )
     return replace(event, id=derivation_id(principal.tenant, plan.story_id, plan.plan_id))
 

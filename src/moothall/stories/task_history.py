@@ -95,7 +95,7 @@ def rounds(
     """Return the rounds of a story in this state, oldest first. `views` maps task ids to the status
     of the tasks.
     """
-    ends = {
+    finished_plans = {
         event.data.get("derivation_id"): event.data
         for event in history
         if event.type is EventType.PLAN_FINISHED
@@ -107,16 +107,19 @@ def rounds(
                 rounds_so_far and event.data.get("by") == _PEOPLE
             ):  # edited tasks replace those of the plan before, which nobody began
                 rounds_so_far.pop()
-            rounds_so_far.append(_round(event, ends.get(event.id, {}), views))
+            rounds_so_far.append(_round(event, finished_plans.get(event.id, {}), views))
     if rounds_so_far:
         rounds_so_far[-1] = _with_next_actions(rounds_so_far[-1], state)
     return tuple(rounds_so_far)
 
 
-def _round(derived: Event, end: Mapping[str, Any], views: Mapping[TaskId, TaskView]) -> Round:
+def _round(
+    derived: Event, finished_plan: Mapping[str, Any], views: Mapping[TaskId, TaskView]
+) -> Round:
     tasks = _tasks(derived)
     statuses, errors = (
-        value if isinstance(value := end.get(name), Mapping) else {} for name in ("tasks", "why")
+        value if isinstance(value := finished_plan.get(name), Mapping) else {}
+        for name in ("tasks", "why")
     )
     numbers = {TaskId(str(task["task_id"])): number for number, task in enumerate(tasks, 1)}
     steps = []
@@ -185,13 +188,13 @@ def _with_status(step: RoundTask, end_status: str, error: str, view: TaskView | 
         if view.status is DeliberationStatus.COMPLETED and not view.winner_id
         else view.status.value
     )
-    label, why = _STATUS_LABELS.get(status, status.lower()), view.error
+    label, reason = _STATUS_LABELS.get(status, status.lower()), view.error
     if label == WON:
-        why = f"{view.winner_id}, {view.level}"
+        reason = f"{view.winner_id}, {view.level}"
     elif not view.status.ended:
-        why = f"{view.progress} %"
+        reason = f"{view.progress} %"
     level = view.level if label == WON else ""
-    return replace(step, status=label, why=why, begun=True, level=level)
+    return replace(step, status=label, why=reason, begun=True, level=level)
 
 
 def _with_next_actions(last: Round, state: str) -> Round:

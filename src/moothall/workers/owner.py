@@ -117,10 +117,10 @@ def _kill(process: Process) -> None:
             os.kill(process.pid, signal.SIGKILL)
         else:
             signal.pidfd_send_signal(handle, signal.SIGKILL)
-    _wait(process, handle, _END_SECONDS)
+    _wait_for_end(process, handle, _END_SECONDS)
 
 
-def _wait(process: Process, handle: int | None, seconds: float | None = None) -> None:
+def _wait_for_end(process: Process, handle: int | None, seconds: float | None = None) -> None:
     """Wait until a process has ended. Use its pidfd if there is one, and close it."""
     if handle is not None:
         poll = select.poll()
@@ -133,17 +133,17 @@ def _wait(process: Process, handle: int | None, seconds: float | None = None) ->
         time.sleep(_POLL_SECONDS)
 
 
-def end_with(other: Process) -> None:
+def end_with(process: Process) -> None:
     """Kill this process when another process of this machine has ended or become a zombie.
 
     A thread waits for that, because a busy event loop must not keep this process alive.
     """
 
     def watch() -> None:
-        _wait(other, other.open())
+        _wait_for_end(process, process.open())
         os.kill(os.getpid(), signal.SIGKILL)
 
-    threading.Thread(target=watch, name=f"end with {other.pid}", daemon=True).start()
+    threading.Thread(target=watch, name=f"end with {process.pid}", daemon=True).start()
 
 
 def _start_time(pid: int) -> int:

@@ -50,7 +50,7 @@ async def prepare(
     base = with_checks(
         await repositories.resolve(ref, tenant=deliberation.tenant), deliberation.checks
     )
-    given = await fetch_hidden(bus.bucket(HIDDEN), deliberation.hidden)
+    hidden_tests = await fetch_hidden(bus.bucket(HIDDEN), deliberation.hidden)
     steps: asyncio.Queue[str | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as group:
@@ -66,7 +66,7 @@ async def prepare(
                     f"holding {', '.join(paths)} back from the seats (evidence.held_out)"
                 )
                 prepared = await _prepare(repositories, hide_files(base, paths), report_progress)
-            prepared = replace(prepared, hidden={**prepared.hidden, **given})
+            prepared = replace(prepared, hidden={**prepared.hidden, **hidden_tests})
             if unused := with_hidden_checks(prepared)[1].unused:
                 report_progress(
                     f"No check runs these hidden tests: {format_cases(unused)}. Add one for their "

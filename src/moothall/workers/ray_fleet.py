@@ -398,7 +398,7 @@ def _restore_sigterm_handler() -> None:
 
 
 @asynccontextmanager
-async def _connection(where: str, options: dict[str, Any]) -> AsyncIterator[None]:
+async def _connection(location: str, options: dict[str, Any]) -> AsyncIterator[None]:
     starting = asyncio.ensure_future(
         asyncio.to_thread(
             ray.init,
@@ -419,15 +419,17 @@ async def _connection(where: str, options: dict[str, Any]) -> AsyncIterator[None
     except Exception as error:
         if options["address"] == "local":  # Ray raises any class; `Exception` for a late node
             await asyncio.to_thread(ray.shutdown)  # stop the parts that have started
-            raise FleetUnavailable(f"Ray did not start {where}: {one_line(str(error))}") from error
-        known = isinstance(
+            raise FleetUnavailable(
+                f"Ray did not start {location}: {one_line(str(error))}"
+            ) from error
+        is_start_failure = isinstance(
             error, ConnectionError | ray.exceptions.RayError | RuntimeError | ValueError
         )
-        if not known and type(error) is not Exception:
+        if not is_start_failure and type(error) is not Exception:
             raise
         next_step = await explain_refusal(str(options["address"]))
         raise ConfigurationError(
-            f"Ray could not be started or reached {where}: {error}{next_step}"
+            f"Ray could not be started or reached {location}: {error}{next_step}"
         ) from error
     _restore_sigterm_handler()
     try:

@@ -313,7 +313,7 @@ def test_thousands_of_tasks_load_and_a_cycle_of_thousands_is_reported_briefly(
     )
     keys = "".join(f"q{number}:\n" for number in range(2_000))
     (tmp_path / "many.yaml").write_text(GOOD + keys, encoding="utf-8")
-    assert load([tmp_path]).kept[-1].line == 2_003
+    assert load([tmp_path]).notes[-1].line == 2_003
 
 
 def test_dates_are_read_as_text_and_empty_sections_as_empty(tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_two_agents_of_one_name_and_stored_data_are_reported(tmp_path: Path) -> 
         True,
     )
     assert (
-        str(loaded.kept[0])
+        str(loaded.notes[0])
         == f"{tmp_path / '1.yaml'}, line 6: deployment is kept, and nothing is done by it"
     )
     with pytest.raises(InvalidRequest, match="is not there"):
@@ -357,7 +357,7 @@ def test_two_agents_of_one_name_and_stored_data_are_reported(tmp_path: Path) -> 
 def test_the_examples_are_valid_and_match_the_schema() -> None:
     loaded = load([ROOT / "agents"])
     assert not loaded.wrong
-    assert not loaded.kept
+    assert not loaded.notes
     order = (
         "security",
         "greeting",

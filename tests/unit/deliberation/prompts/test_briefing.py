@@ -177,7 +177,7 @@ async def test_no_secret_is_published() -> None:
         "context", {**KNOWN, "comments": [{"actor": "bob", "comment": "the password is swordfish"}]}
     )
     briefing = await Briefings(
-        graph.ask, LimitSettings(), clean=partial(scrub, known=("swordfish",))
+        graph.ask, LimitSettings(), clean=partial(scrub, known_secrets=("swordfish",))
     ).brief(REQUESTED, LOCAL)
     assert "bob: the password is [redacted]" in briefing.text
     assert "swordfish" not in briefing.text
