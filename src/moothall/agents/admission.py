@@ -122,7 +122,7 @@ class CallAdmission:
             failed = True
 
         try:
-            with self._counted(principal.tenant):
+            with self._count_call(principal.tenant):
                 async with asyncio.timeout(limit_seconds):
                     yield mark_failed
         except TimeoutError as error:
@@ -173,7 +173,7 @@ class CallAdmission:
             )
 
     @contextmanager
-    def _counted(self, tenant: str) -> Iterator[None]:
+    def _count_call(self, tenant: str) -> Iterator[None]:
         """Count a running call of a tenant."""
         self._active[tenant] += 1
         try:
@@ -235,7 +235,9 @@ class AgentSessions:
             return query
         stored = (
             load(SessionContext, document)
-            if (document := await self._bucket.get(self._key(principal, session.session_id)))
+            if (
+                document := await self._bucket.get(self._session_key(principal, session.session_id))
+            )
             else SessionContext()
         )
         merged = SessionContext(
@@ -257,7 +259,7 @@ class AgentSessions:
         """
         if not query.session.session_id:
             return
-        key = self._key(principal, query.session.session_id)
+        key = self._session_key(principal, query.session.session_id)
         lines = tuple(line[:_ANSWER_CHARS] for line in turn if line)
         for _ in range(_MAX_TRIES):
             document, revision = await self._bucket.get_with_revision(key)
@@ -329,7 +331,7 @@ class AgentSessions:
                 if not self._opening[key].locked():
                     del self._opening[key]
 
-    def _key(self, principal: Principal, session_id: str) -> str:
+    def _session_key(self, principal: Principal, session_id: str) -> str:
         return f"{principal.tenant}.{digest(principal.name, session_id)[:40]}"
 
 

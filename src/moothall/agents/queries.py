@@ -227,7 +227,7 @@ class Query:
     @property
     def role(self) -> str:
         """The role whose tools may be used."""
-        return _text(self.context, "role") or "dev"
+        return _read_text(self.context, "role") or "dev"
 
     @property
     def model(self) -> str:
@@ -248,7 +248,7 @@ class Query:
                 f"context.{_TIER} is {str(tier)[:40]!r}; there are 1 (small), 2 (medium) and 3 "
                 "(large)"
             )
-        return _text(self.context, _PROFILE) or tier
+        return _read_text(self.context, _PROFILE) or tier
 
     @property
     def length(self) -> int:
@@ -270,7 +270,7 @@ class Query:
             and reference
             and reference.keys() <= {"id", "url", "ref"}
         ):
-            return RepositoryRef(**{name: _text(reference, name) for name in reference})
+            return RepositoryRef(**{name: _read_text(reference, name) for name in reference})
         raise InvalidRequest(
             "context.repository is neither a text nor an object with id, url and ref"
         )
@@ -347,10 +347,10 @@ class Query:
             raise InvalidRequest(f"context.{_DIRECT} is no object; give {{tool, parameters}}")
         name = next(
             (
-                _text(source, key)
+                _read_text(source, key)
                 for source in (parameters, self.context)
                 for key in ("tool", "tool_name", "name")
-                if _text(source, key)
+                if _read_text(source, key)
             ),
             "",
         )
@@ -366,11 +366,11 @@ class Query:
             for key, value in parameters.items()
             if key not in {"tool", "tool_name", "parameters"}
         }
-        if _text(parameters, "name") == name and not (
-            _text(parameters, "tool") or _text(parameters, "tool_name")
+        if _read_text(parameters, "name") == name and not (
+            _read_text(parameters, "tool") or _read_text(parameters, "tool_name")
         ):
             del arguments["name"]
-        return tool_action(name, {**arguments, **_parameters(parameters, _DIRECT)})
+        return tool_action(name, {**arguments, **_read_parameters(parameters, _DIRECT)})
 
     def _action_list(self, calls: Any) -> tuple[Action, ...]:
         if (
@@ -384,12 +384,14 @@ class Query:
             )
         actions = []
         for index, item in enumerate(calls):
-            if not isinstance(item, Mapping) or not _text(item, "tool"):
+            if not isinstance(item, Mapping) or not _read_text(item, "tool"):
                 raise InvalidRequest(
                     f"context.{_SEQUENCE}[{index}] names no tool; give {{tool, parameters}}"
                 )
             actions.append(
-                tool_action(_text(item, "tool"), _parameters(item, f"{_SEQUENCE}[{index}]"))
+                tool_action(
+                    _read_text(item, "tool"), _read_parameters(item, f"{_SEQUENCE}[{index}]")
+                )
             )
         return tuple(actions)
 
@@ -412,12 +414,12 @@ def _are_names(value: object) -> bool:
     )
 
 
-def _text(fields: Mapping[str, Any], name: str) -> str:
+def _read_text(fields: Mapping[str, Any], name: str) -> str:
     value = fields.get(name, "")
     return value if isinstance(value, str) else ""
 
 
-def _parameters(fields: Mapping[str, Any], location: str) -> Mapping[str, Any]:
+def _read_parameters(fields: Mapping[str, Any], location: str) -> Mapping[str, Any]:
     parameters = fields.get("parameters", {})
     if not isinstance(parameters, Mapping):
         raise InvalidRequest(f"context.{location}.parameters is no object")

@@ -159,7 +159,7 @@ def _read_spec(path: Path) -> tuple[Spec, yaml.Node]:
             raw = stream.read(_MAX_FILE_BYTES + 1)
         if len(raw) > _MAX_FILE_BYTES:
             raise _InvalidFile([Wrong(file, 0, f"it has more than {_MAX_FILE_BYTES:,} bytes")])
-        node, data = _parse(file, raw.decode("utf-8"))
+        node, data = _parse_yaml(file, raw.decode("utf-8"))
     except OSError as error:
         raise _InvalidFile([Wrong(file, 0, error.strerror or str(error))]) from error
     except RecursionError as error:
@@ -187,7 +187,7 @@ def _read_spec(path: Path) -> tuple[Spec, yaml.Node]:
     return spec, node
 
 
-def _parse(file: str, text: str) -> tuple[yaml.Node | None, Any]:
+def _parse_yaml(file: str, text: str) -> tuple[yaml.Node | None, Any]:
     """Return the root node of a text and its value. Raises `_InvalidFile`, `ValueError`,
     `RecursionError`.
     """
@@ -229,7 +229,7 @@ def _describe_error(wrong: WrongField) -> str:
 
 
 @lru_cache(maxsize=8)  # the lines of thousands of keys of one file may be looked up
-def _entries(node: yaml.MappingNode) -> Mapping[str, tuple[yaml.Node, yaml.Node]]:
+def _mapping_entries(node: yaml.MappingNode) -> Mapping[str, tuple[yaml.Node, yaml.Node]]:
     return {str(key.value): (key, value) for key, value in node.value}
 
 
@@ -237,7 +237,7 @@ def _line_of(node: yaml.Node, location: Sequence[Any]) -> int:
     """Return the line of the deepest part of `location` that the file has."""
     for part in location:
         if isinstance(node, yaml.MappingNode):
-            if (entry := _entries(node).get(str(part))) is None:
+            if (entry := _mapping_entries(node).get(str(part))) is None:
                 continue  # a level such as `default` is in between, or the key is missing
             if part == location[-1]:
                 return int(entry[0].start_mark.line) + 1

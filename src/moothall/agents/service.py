@@ -284,7 +284,7 @@ class AgentTasks:
             ended = True
         finally:
             if submitted and not ended:
-                await asyncio.shield(self._cancel(task_id, principal))
+                await asyncio.shield(self._cancel_deliberation(task_id, principal))
         report = _report_of(outcome, query)
         if report.status == "timeout" and query.timeout_seconds:
             # Admission raises the timeout once the caller's time is over.
@@ -362,7 +362,7 @@ class AgentTasks:
             f"{', '.join(granted[:5])}; DiscoverTools lists all"
         )
 
-    async def _cancel(self, task_id: TaskId, principal: Principal) -> None:
+    async def _cancel_deliberation(self, task_id: TaskId, principal: Principal) -> None:
         with suppress(MoothallError, TimeoutError):
             async with asyncio.timeout(_CANCEL_SECONDS):
                 await self._deliberations.cancel(

@@ -72,7 +72,7 @@ def pending_outcome(state: DeliberationState) -> Outcome | None:
     if state.requested is None:
         return None
     status = DeliberationStatus.PENDING if state.started is None else DeliberationStatus.IN_PROGRESS
-    return _outcome(state.requested.value, status)
+    return _build_outcome(state.requested.value, status)
 
 
 def decide(
@@ -91,10 +91,10 @@ def decide(
     candidates = collect_candidates(state)
     ranked = rank(candidates)
     outcome = replace(
-        _outcome(deliberation, DeliberationStatus.COMPLETED),
-        results=_results(ranked, candidates, _sorted_reports(state)),
+        _build_outcome(deliberation, DeliberationStatus.COMPLETED),
+        results=_build_results(ranked, candidates, _sorted_reports(state)),
         seats=seats,
-        usage=_total(usage for _, usage in _sorted_values(state.calls)),
+        usage=_sum_usages(usage for _, usage in _sorted_values(state.calls)),
         duration_ms=_duration_ms(state, deliberation),
     )
     if state.cancelled is not None:
@@ -257,7 +257,7 @@ def _seat_outcome(state: DeliberationState, seat: str) -> SeatOutcome:
     """Return the outcome of a seat. A seat without an end is late, or cancelled with the
     deliberation.
     """
-    usage = _total(spent for caller, spent in _sorted_values(state.calls) if caller == seat)
+    usage = _sum_usages(spent for caller, spent in _sorted_values(state.calls) if caller == seat)
     if seat in state.finished:
         finished = state.finished[seat]
         return replace(
@@ -314,7 +314,7 @@ def _format_report(report: Report) -> str:
     )
 
 
-def _results(
+def _build_results(
     ranked: Sequence[CandidateRank], candidates: Sequence[Candidate], reports: Sequence[Report]
 ) -> tuple[Result, ...]:
     """Return the ranked candidates with their evidence.
@@ -355,7 +355,7 @@ def _results(
     return tuple(results)
 
 
-def _outcome(deliberation: Deliberation, status: DeliberationStatus) -> Outcome:
+def _build_outcome(deliberation: Deliberation, status: DeliberationStatus) -> Outcome:
     return Outcome(
         task_id=deliberation.task_id,
         status=status,
@@ -409,7 +409,7 @@ def _sorted_values(facts: Mapping[K, Fact[T]]) -> list[T]:
     return [facts[key].value for key in sorted(facts, key=str)]
 
 
-def _total(usages: Iterable[Usage]) -> Usage:
+def _sum_usages(usages: Iterable[Usage]) -> Usage:
     return sum(usages, Usage())
 
 

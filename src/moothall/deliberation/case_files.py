@@ -80,10 +80,10 @@ def is_about(file: str, path: str) -> bool:
         return False
     if file.endswith("_test.go"):
         return posixpath.dirname(file) == posixpath.dirname(path)
-    return _TEST_AFFIX.sub("", stem(file)).strip("_") == _subject(path).strip("_")
+    return _TEST_AFFIX.sub("", stem(file)).strip("_") == _subject_of(path).strip("_")
 
 
-def _subject(path: str) -> str:
+def _subject_of(path: str) -> str:
     name = stem(path)
     return posixpath.basename(posixpath.dirname(path)) if name in _INDEX_STEMS else name
 
@@ -170,7 +170,7 @@ def _rust_rank(parts: tuple[str, str, str], path: str, binaries: AbstractSet[str
 
 def import_pattern(paths: Sequence[str]) -> str:
     """Return a regular expression for the lines by which test files may import one of the files."""
-    names = "|".join(sorted({re.escape(_subject(path)) for path in paths if _subject(path)}))
+    names = "|".join(sorted({re.escape(_subject_of(path)) for path in paths if _subject_of(path)}))
     barrel = (
         r"""["']\.{1,2}(?:/[^"']*)?["']""" if any(path.endswith(_SCRIPTS) for path in paths) else ""
     )

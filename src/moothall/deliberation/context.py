@@ -546,7 +546,7 @@ async def _open_fitted_models(
     return await _fit_to_windows(models), modes
 
 
-def _deadlines(deliberation: Deliberation) -> Deadlines:
+def _deadlines_of(deliberation: Deliberation) -> Deadlines:
     """Return the deadline of the seats' work, and the later one of the evaluation."""
     seconds_left = max((deliberation.deadline - datetime.now(UTC)).total_seconds(), 0.0)
     deadline = deliberation.deadline - timedelta(seconds=min(_CLOSING_SECONDS, seconds_left * 0.05))
@@ -601,7 +601,7 @@ async def create_context(
             pause_gate=dependencies.control.pause_gate,
         ),
         ledger=ledger,
-        deadlines=_deadlines(deliberation),
+        deadlines=_deadlines_of(deliberation),
         seat_states=tuple(
             SeatState(seat, number) for number, seat in enumerate(deliberation.seats, first_number)
         ),

@@ -91,7 +91,7 @@ async def work(
     ) as workspace:
         task = _create_task(council, seat_state, deadline, remarks)
         report = await run(workspace, task, calls.ask)
-        patch = await _collect(council, workspace, report)
+        patch = await _collect_patch(council, workspace, report)
     if not patch.diff:
         if calls.failed is not None:
             raise calls.failed
@@ -103,7 +103,7 @@ async def work(
     return Draft(append_left_out(text, tuple(patch.ignored)), patch)
 
 
-async def _collect(
+async def _collect_patch(
     council: DeliberationContext, workspace: Workspace, report: HarnessReport
 ) -> Patch:
     """Return what was changed. Raises `PatchRefused` for what the role may not change."""
@@ -167,7 +167,7 @@ class _ModelCalls:
         self._council, self._seat, self._deadline = council, seat, deadline
         self._prefix = f"{council.deliberation.task_id}/{seat}/{round_name}."
         self._recorded = dict.fromkeys(council.model.recorded_calls(self._prefix))
-        self._number = max(map(_number, self._recorded), default=0)
+        self._number = max(map(_call_number, self._recorded), default=0)
         self.failed: MoothallError | None = None
 
     async def ask(self, question: ModelQuestion) -> ChatReply:
@@ -222,7 +222,7 @@ def _with_steering(question: ModelQuestion, steering: Sequence[str]) -> tuple[Me
     return (*question.messages, *added)
 
 
-def _number(call_id: str) -> int:
+def _call_number(call_id: str) -> int:
     number = call_id.rpartition(".")[2]
     return int(number) if number.isdecimal() else 0
 

@@ -150,7 +150,7 @@ async def deliberate(
             # the deliberation's own deadline.
             with suppress(TimeoutError, BusUnavailable):
                 async with asyncio.timeout(_CLOSING_TIMEOUT_SECONDS):
-                    await _finish(council)
+                    await _finish_seats(council)
         raise
     except ExceptionGroup as group:
         if unavailable := group.subgroup(BusUnavailable):
@@ -162,7 +162,7 @@ async def deliberate(
         first_error = next(leaves(known_errors))
         for seat_state in council.seat_states:
             seat_state.record_end(SeatStatus.FAILED, first_error.code, first_error.message)
-    await _finish(council)
+    await _finish_seats(council)
 
 
 async def _run_until_deadline(council: DeliberationContext) -> None:
@@ -191,7 +191,7 @@ async def _publish_failed_seats(events: EventWriter, error: MoothallError) -> No
     await events.flush()
 
 
-async def _finish(council: DeliberationContext) -> None:
+async def _finish_seats(council: DeliberationContext) -> None:
     # Before the end is recorded: later work may need the released budget.
     await council.model.close()
     if council.evaluator is not None:
@@ -214,13 +214,13 @@ async def _finish(council: DeliberationContext) -> None:
     await council.events.flush()
 
 
-def _protocol(council: DeliberationContext) -> Protocol:
+def _protocol_of(council: DeliberationContext) -> Protocol:
     return PROTOCOLS[council.deliberation.protocol]
 
 
 async def _run_protocol(council: DeliberationContext) -> None:
     """Run the steps of the council's protocol."""
-    protocol, tests = _protocol(council), IndependentTests(council)
+    protocol, tests = _protocol_of(council), IndependentTests(council)
     if protocol.one_seat:
         await _propose_all(council, council.seat_states[:1])
         _update_judged(council, await excuse_superseded(council))
@@ -332,7 +332,7 @@ async def _review_ties(council: DeliberationContext) -> None:
         tied_answers = _with_all_authors(
             council, group_answers(candidate.proposal for candidate in tied)
         )
-        if _protocol(council).compares or len(tied_answers) > GROUP_SIZE:
+        if _protocol_of(council).compares or len(tied_answers) > GROUP_SIZE:
             if not council.judging.answers_equivalent:
                 await compare_answers(council, tied_answers)
             return
@@ -399,14 +399,14 @@ def _fills_one_by_one(council: DeliberationContext) -> bool:
     return (
         enabled
         and not (council.about_text or council.deliberation.peer_review)
-        and _protocol(council).stops_early
+        and _protocol_of(council).stops_early
     )
 
 
 async def _propose_all(council: DeliberationContext, seat_states: Sequence[SeatState]) -> None:
     if not council.proposing.approaches:
         await find_approaches(
-            council, 1 if _protocol(council).one_seat else len(council.seat_states)
+            council, 1 if _protocol_of(council).one_seat else len(council.seat_states)
         )
     tasks: list[tuple[SeatState, asyncio.Task[None]]] = []
     started = datetime.now(UTC)
@@ -495,7 +495,7 @@ async def _is_decided(council: DeliberationContext) -> bool:
     if (
         council.evaluator is None
         or council.deliberation.peer_review
-        or not _protocol(council).stops_early
+        or not _protocol_of(council).stops_early
         or all(seat_state.drafts for seat_state in council.seat_states)
     ):
         return False
@@ -527,7 +527,7 @@ def _starts_patience(council: DeliberationContext) -> bool:
     if (
         not council.dependencies.rules.limits.patience
         or council.deliberation.peer_review
-        or not _protocol(council).stops_early
+        or not _protocol_of(council).stops_early
     ):
         return False
     return _has_proven(council)

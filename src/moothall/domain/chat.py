@@ -242,10 +242,10 @@ class Prompts:
         recorded_messages = tuple(
             replace(message, reasoning="") if message.reasoning else message for message in messages
         )
-        starts = _starts(recorded_messages)
-        prompt = self._compare(recorded_messages, starts)
-        self._add(step, recorded_messages, starts)
-        new = [_dump(message) for message in prompt.new]
+        starts = _prefix_digests(recorded_messages)
+        prompt = self._compare_with_earlier(recorded_messages, starts)
+        self._add_prompt(step, recorded_messages, starts)
+        new = [_dump_message(message) for message in prompt.new]
         if prompt.shared_chars:
             new[0]["content"] = prompt.new[0].content[prompt.shared_chars :]
         shared = {
@@ -266,7 +266,7 @@ class Prompts:
             fields.get("chars", 0),
         )
         base = self._prompts.get(base_step, ())
-        new = [_load(item) for item in list_of(fields.get("messages"))]
+        new = [_load_message(item) for item in list_of(fields.get("messages"))]
         if not (
             isinstance(shared_messages, int)
             and isinstance(shared_chars, int)
@@ -291,20 +291,20 @@ class Prompts:
             shared_messages,
             shared_chars,
         )
-        self._add(step, prompt.messages, _starts(prompt.messages))
+        self._add_prompt(step, prompt.messages, _prefix_digests(prompt.messages))
         return prompt
 
     def messages_of(self, step: str) -> Messages:
         """Return the messages of a step's prompt, none if it is unknown."""
         return self._prompts.get(step, ())
 
-    def _add(self, step: str, messages: Messages, starts: Sequence[str]) -> None:
+    def _add_prompt(self, step: str, messages: Messages, starts: Sequence[str]) -> None:
         self._prompts[step] = messages
         for start in starts:
             steps = self._steps.setdefault(start, [step])
             steps[1:] = [step] if step != steps[0] else []
 
-    def _compare(self, messages: Messages, starts: Sequence[str]) -> Prompt:
+    def _compare_with_earlier(self, messages: Messages, starts: Sequence[str]) -> Prompt:
         """Return a prompt with what it shares with the most similar earlier one."""
         shared_messages = next(
             (n for n in range(len(messages), 0, -1) if starts[n] in self._steps), 0
@@ -330,17 +330,17 @@ def is_same_conversation(first: Sequence[Message], second: Sequence[Message]) ->
 
 
 def _are_alike(first: Message, second: Message) -> bool:
-    if first.role != second.role or _functions(first) != _functions(second):
+    if first.role != second.role or _called_functions(first) != _called_functions(second):
         return False
     is_output = first.role == "tool" or first.content == second.content
     return is_output or _NUMBER.sub("0", first.content) == _NUMBER.sub("0", second.content)
 
 
-def _functions(message: Message) -> list[tuple[str, str]]:
+def _called_functions(message: Message) -> list[tuple[str, str]]:
     return [(call.name, call.arguments) for call in message.calls]
 
 
-def _starts(messages: Messages) -> list[str]:
+def _prefix_digests(messages: Messages) -> list[str]:
     """Return the digests of the first 0, 1, 2 … messages."""
     starts = [""]
     for message in messages:
@@ -365,14 +365,14 @@ def _count_shared_chars(first: Messages, second: Messages) -> int:
     return low if low >= _MIN_SHARED_CHARS else 0
 
 
-def _dump(message: Message) -> dict[str, object]:
+def _dump_message(message: Message) -> dict[str, object]:
     calls = [{"name": call.name, "arguments": call.arguments} for call in message.calls]
     optional = {"calls": calls, "call_id": message.call_id}
     filled = {name: value for name, value in optional.items() if value}
     return {"role": message.role, "content": message.content, **filled}
 
 
-def _load(data: object) -> Message | None:
+def _load_message(data: object) -> Message | None:
     fields = mapping_of(data)
     calls = tuple(
         FunctionCall("", text_of(call.get("name")), text_of(call.get("arguments")))

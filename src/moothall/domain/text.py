@@ -139,7 +139,7 @@ _KEY = "sk-"
 
 
 @cache
-def _signs(known_secrets: tuple[str, ...]) -> AhoCorasick:
+def _secret_matcher(known_secrets: tuple[str, ...]) -> AhoCorasick:
     """Return a matcher of literals, at least one of which is in every text with a secret. Own
     secrets are matched as they are and as JSON.
     """
@@ -163,7 +163,9 @@ def may_hold_secrets(text: str, known_secrets: Sequence[str]) -> bool:
     have false positives only.
     """
     try:
-        matches = _signs(tuple(known_secrets)).find_matches_as_indexes(text, overlapping=True)
+        matches = _secret_matcher(tuple(known_secrets)).find_matches_as_indexes(
+            text, overlapping=True
+        )
     except UnicodeEncodeError:  # half a surrogate pair
         return True
     # "task-1" contains the beginning of an OpenAI key and is in every event; no key follows a

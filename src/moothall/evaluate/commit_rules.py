@@ -237,13 +237,15 @@ def compare_runs(
     ]
     rest = [case for case in passing if case not in {*kept} and before.cases.get(case) != "skipped"]
     fixed = (
-        [case for case in rest if _fails(before, case, text)] if before.status == "success" else []
+        [case for case in rest if _fails_before(before, case, text)]
+        if before.status == "success"
+        else []
     )
     reason = "" if fixed else UNNAMED if rest else PASSES_BEFORE
     return HiddenCases(tuple(fixed), tuple(kept) if fixed else (), reason)
 
 
-def _fails(before: CheckRun, case: str, text: str) -> bool:
+def _fails_before(before: CheckRun, case: str, text: str) -> bool:
     if before.cases.get(case) == "failed":
         return True
     errors = "\n".join(

@@ -172,13 +172,15 @@ class Evaluation:
             results = Lines(self.folder / RESULTS)
             if not self.plan.mine_only:
                 check_configurations(configurations, results)
-            return await self._run(configurations, results)
+            return await self._run_configurations(configurations, results)
 
-    async def _run(self, configurations: Sequence[Configuration], results: Lines) -> list[Task]:
+    async def _run_configurations(
+        self, configurations: Sequence[Configuration], results: Lines
+    ) -> list[Task]:
         settings, plan = own_settings(self.settings, self.folder), self.plan
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not plan.mine_only:
-            await _check(configurations, self.report_progress)
+            await _check_settings(configurations, self.report_progress)
         git = GitRunner(settings.data_dir / "repos", settings.workspace.check_seconds)
         tasks: list[Task] = []
         if plan.from_harbor is not None:
@@ -251,7 +253,9 @@ def _lock_folder(folder: Path) -> Iterator[None]:
         yield
 
 
-async def _check(configurations: Sequence[Configuration], report_progress: ReportProgress) -> None:
+async def _check_settings(
+    configurations: Sequence[Configuration], report_progress: ReportProgress
+) -> None:
     """Refuse configurations that cannot start a deliberation, before anything is mined."""
     protocols = [name for name, kind in PROTOCOLS.items() if not (kind.answers or kind.judges)]
     for configuration in configurations:

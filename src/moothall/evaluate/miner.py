@@ -33,7 +33,7 @@ _TAGS = 200
 
 
 async def list_commits(clone: TrustedClone, sha: str, max_commits: int) -> AsyncIterator[Commit]:
-    """Yield the newest commits of a history, at most `most`, without merges and with the changed
+    """Yield the newest commits of a history, at most `max_commits`, without merges and with the changed
     paths.
     """
     listed = await clone.call(
@@ -141,7 +141,7 @@ class Miner:
         """
         entry = self.repositories.registry.get(ref.id, LOCAL.tenant)
         base = await self.repositories.resolve(ref)
-        clone, commands = self.repositories.clone(base.repository), _commands(entry)
+        clone, commands = self.repositories.clone(base.repository), _commands_of(entry)
         examined_shas = {str(row["commit"]) for row in self.examined.of(repository=entry.origin)}
         stored = await asyncio.to_thread(read_tasks, self.folder)
         repository_tasks = [
@@ -193,7 +193,7 @@ class Miner:
             f"{commit.sha[:10]} {commit.subject[:_SUBJECT]}: running its tests before and after"
         )
         try:
-            task = await self._task(commit, clone, ref, origin, commands)
+            task = await self._create_task(commit, clone, ref, origin, commands)
         except PatchRefused as error:
             return {"why": f"{REFUSED}: {explain(error)}"}, None
         except RepositoryError as error:
@@ -202,7 +202,7 @@ class Miner:
             ({"why": task}, None) if isinstance(task, str) else ({"why": "", "task": task.id}, task)
         )
 
-    async def _task(
+    async def _create_task(
         self,
         commit: Commit,
         clone: TrustedClone,
@@ -227,7 +227,7 @@ class Miner:
         ).diff
         if not tests or not fix:
             return commit_rules.NO_TESTS if fix else commit_rules.NO_SOURCE
-        prepared = await self._prepare(clone, ref, parent)
+        prepared = await self._prepare_base(clone, ref, parent)
         if useless := "; ".join(f"{row.check}: {row.fault}" for row in diagnose(prepared).faults):
             return f"{UNUSABLE}: {useless[:200]}"
         text = commit_rules.task_text(commit.message)
@@ -250,7 +250,7 @@ class Miner:
             commands=commands.model_dump(mode="json", exclude_defaults=True),
         )
 
-    async def _prepare(self, clone: TrustedClone, ref: RepositoryRef, sha: str) -> Prepared:
+    async def _prepare_base(self, clone: TrustedClone, ref: RepositoryRef, sha: str) -> Prepared:
         await pin(clone, sha)
         base = await self.repositories.resolve(RepositoryRef(id=ref.id, ref=sha))
         return await self.repositories.prepare(base)
@@ -264,7 +264,7 @@ async def pin(clone: TrustedClone, sha: str) -> None:
         await clone.fetch(f"file://{clone.path.resolve()}", sha)
 
 
-def _commands(entry: Registered) -> Commands:
+def _commands_of(entry: Registered) -> Commands:
     """Return the configured set-up and checks: those of the registry, then of the work tree's own
     file.
     """

@@ -63,30 +63,30 @@ def render(report: Mapping[str, Any]) -> str:
             "tests that came with the fix pass on the winner. Shares and means have intervals of "
             "95&nbsp;%.</p>"
         ),
-        _tiles(report),
+        _tiles_html(report),
         '<div class="pair">',
-        _section(
+        _section_html(
             "Solved",
             "Winners on which all hidden tests pass. Lines are intervals.",
-            _bars(configurations),
+            _bar_chart(configurations),
         ),
-        _section(
+        _section_html(
             "Tokens and solved tasks",
             "Up and to the left is better. Lines are intervals.",
-            _scatter(configurations),
+            _scatter_chart(configurations),
         ),
         "</div>",
-        _section(
+        _section_html(
             "Precision of each level of evidence",
             "Share of the winners of a level whose hidden tests pass. A reproduced winner that is "
             "wrong is the figure to watch.",
-            _precision(configurations),
+            _precision_chart(configurations),
         ),
-        _section("Figures", "", _figures(configurations)),
-        _section(
+        _section_html("Figures", "", _figures_table(configurations)),
+        _section_html(
             "Tasks",
             "Open one for its text, the candidates and the hidden tests that fail.",
-            "".join(_tasks(report)),
+            "".join(_task_entries(report)),
         ),
         (
             f'<p class="soft small">Moothall {text(report["moothall"])}. Commit messages may name '
@@ -120,12 +120,12 @@ def text(value: object, max_chars: int = 200) -> str:
     return escape(clean if len(clean) <= max_chars else f"{clean[: max_chars - 1]}…", quote=True)
 
 
-def _section(title: str, caption: str, body: str) -> str:
+def _section_html(title: str, caption: str, body: str) -> str:
     paragraph = f'<p class="soft small">{caption}</p>' if caption else ""
     return f"<section><h2>{title}</h2>{paragraph}{body}</section>"
 
 
-def _tiles(report: Mapping[str, Any]) -> str:
+def _tiles_html(report: Mapping[str, Any]) -> str:
     configurations = report["configurations"]
     best = max(
         configurations,
@@ -180,7 +180,7 @@ def _svg(width: int, height: int, label: str, body: str) -> str:
     return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}">{body}</svg>'
 
 
-def _bars(configurations: Sequence[Mapping[str, Any]]) -> str:
+def _bar_chart(configurations: Sequence[Mapping[str, Any]]) -> str:
     """One bar for each configuration, its name and figures above it."""
     rows, step, width = [], 52, _WIDTH
     plot = width - 2 * _MARGIN
@@ -203,7 +203,7 @@ def _bars(configurations: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _scatter(configurations: Sequence[Mapping[str, Any]]) -> str:
+def _scatter_chart(configurations: Sequence[Mapping[str, Any]]) -> str:
     """Mean tokens of a task against the share that is solved."""
     width, height, left, top = _WIDTH, 280, 52, 12
     plot_width, plot_height = width - left - 16, height - top - 44
@@ -223,7 +223,7 @@ def _scatter(configurations: Sequence[Mapping[str, Any]]) -> str:
         anchor = {0.0: "start", 1.0: "end"}.get(part, "middle")
         body.append(
             f'<text class="soft" x="{x:.1f}" y="{top + plot_height + 18}" '
-            f'text-anchor="{anchor}">{_short(max_tokens * part)}</text>'
+            f'text-anchor="{anchor}">{_short_number(max_tokens * part)}</text>'
         )
     body.append(
         f'<text class="soft" x="{left + plot_width / 2:.1f}" y="{height - 4}" '
@@ -258,13 +258,13 @@ def _scatter(configurations: Sequence[Mapping[str, Any]]) -> str:
     return _svg(width, height, "Tokens a task against the share of solved tasks", "".join(body))
 
 
-def _short(value: float) -> str:
+def _short_number(value: float) -> str:
     if value >= 1_000_000:  # noqa: PLR2004 - a million
         return f"{value / 1_000_000:.1f} M"
     return f"{value / 1000:.0f} k" if value >= 1000 else f"{value:.0f}"  # noqa: PLR2004 - a thousand
 
 
-def _precision(configurations: Sequence[Mapping[str, Any]]) -> str:
+def _precision_chart(configurations: Sequence[Mapping[str, Any]]) -> str:
     """A dot with its interval for each level of each configuration that has winners of that
     level.
     """
@@ -303,7 +303,7 @@ def _precision(configurations: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _figures(configurations: Sequence[Mapping[str, Any]]) -> str:
+def _figures_table(configurations: Sequence[Mapping[str, Any]]) -> str:
     heads = (
         "configuration",
         "solved",
@@ -319,13 +319,16 @@ def _figures(configurations: Sequence[Mapping[str, Any]]) -> str:
     rows = [
         (
             text(item["config"]),
-            *(_parted(share_words(item[name])) for name in ("solved", "possible", "selected")),
+            *(
+                _split_interval(share_words(item[name]))
+                for name in ("solved", "possible", "selected")
+            ),
             str(item["none"]),
             str(item["undecided"]),
-            _parted(mean_words(item["tokens"])),
+            _split_interval(mean_words(item["tokens"])),
             f"{item['tokens_per_solved']:,.0f}" if item["tokens_per_solved"] else "-",
-            _parted(mean_words(item["cost_usd"], 4)),
-            _parted(mean_words(item["seconds"])),
+            _split_interval(mean_words(item["cost_usd"], 4)),
+            _split_interval(mean_words(item["seconds"])),
         )
         for item in configurations
     ]
@@ -337,21 +340,21 @@ def _figures(configurations: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _parted(words: str) -> str:
+def _split_interval(words: str) -> str:
     """Return figures with their interval on a line of its own."""
     value, _, interval = words.removesuffix(")").partition(" (")
     return f'{value}<span class="soft">{interval}</span>' if interval else value
 
 
-def _tasks(report: Mapping[str, Any]) -> Iterator[str]:
+def _task_entries(report: Mapping[str, Any]) -> Iterator[str]:
     rows = {(row["task"], row["config"]): row for row in report["results"]}
     for task in report["tasks"]:
         results = [
             (item["config"], rows.get((task["id"], item["config"])))
             for item in report["configurations"]
         ]
-        marks = "".join(_mark(name, row) for name, row in results)
-        details = "".join(_details(name, row) for name, row in results if row)
+        marks = "".join(_result_mark(name, row) for name, row in results)
+        details = "".join(_result_details(name, row) for name, row in results if row)
         title = text(str(task["text"]).partition("\n")[0], 110)
         yield (
             f'<details><summary>{title}<span class="marks">{marks}</span></summary>'
@@ -362,7 +365,7 @@ def _tasks(report: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _mark(name: object, row: Mapping[str, Any] | None) -> str:
+def _result_mark(name: object, row: Mapping[str, Any] | None) -> str:
     if row is None:
         kind, words = "none", "not run"
     elif row["solved"]:
@@ -374,7 +377,7 @@ def _mark(name: object, row: Mapping[str, Any] | None) -> str:
     return f'<span class="mark {kind} small">{text(name, 30)}: {words}</span>'
 
 
-def _details(name: object, row: Mapping[str, Any]) -> str:
+def _result_details(name: object, row: Mapping[str, Any]) -> str:
     level = text(str(row["level"]).replace("_", "-"))
     answer = f"{level} winner" if row["winner"] else f"no winner ({text(row['state'])})"
     lines = [

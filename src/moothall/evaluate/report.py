@@ -340,14 +340,17 @@ def tables(report: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...], Ro
             (
                 task["id"],
                 str(task["hidden"]),
-                *(_sign(report["results"], task["id"], item["config"]) for item in configurations),
+                *(
+                    _result_sign(report["results"], task["id"], item["config"])
+                    for item in configurations
+                ),
             )
             for task in report["tasks"]
         ],
     )
 
 
-def _sign(rows: Sequence[Mapping[str, Any]], task: str, config: str) -> str:
+def _result_sign(rows: Sequence[Mapping[str, Any]], task: str, config: str) -> str:
     row = next((row for row in rows if (row["task"], row["config"]) == (task, config)), None)
     if row is None:
         return "not run"

@@ -185,7 +185,7 @@ class Runner:
 
             async def run(task: Task) -> None:
                 async with places:
-                    await self._run(app, configuration, task)
+                    await self._run_task(app, configuration, task)
 
             for task in remaining:
                 group.create_task(run(task), name=f"task {task.id}")
@@ -199,7 +199,7 @@ class Runner:
             if not row.get("broken")
         )
 
-    async def _run(self, app: App, configuration: Configuration, task: Task) -> None:
+    async def _run_task(self, app: App, configuration: Configuration, task: Task) -> None:
         number = sum(
             1
             for row in self.results.of(task=task.id, config=configuration.name)
@@ -223,7 +223,7 @@ class Runner:
             began = datetime.now(UTC)
             request = configuration.request(task, task_id, repository)
             submitted = await app.deliberations.submit(request, LOCAL)
-            outcome, events = await _follow(app, task_id)
+            outcome, events = await _follow_deliberation(app, task_id)
             if outcome.status is DeliberationStatus.TIMEOUT and submitted.deadline <= began:
                 # It was interrupted, and its time passed while nobody worked on it.
                 number += 1
@@ -236,16 +236,16 @@ class Runner:
                 )
                 continue
             break
-        if reason := _broken(outcome):
+        if reason := _explain_broken(outcome):
             self.results.add({**key, "broken": True, "why": reason})
             raise ModelUnavailable(
                 f"no seat of configuration {configuration.name} could work: {reason}. Fix that and "
                 "run the same command again; results so far are kept"
             )
         row = replace(
-            await self._judge(task, prepared, outcome),
+            await self._judge_outcome(task, prepared, outcome),
             kind=kind,
-            seats=_seats(submitted, outcome),
+            seats=_seats_of(submitted, outcome),
             choice=choice,
         )
         self._write_trajectories(configuration, task, events)
@@ -256,7 +256,7 @@ class Runner:
         """Return a registered repository that holds the task's parent and its history, and nothing
         later.
         """
-        folder = self._sealed(task)
+        folder = self._sealed_repository(task)
         if not (folder / "HEAD").exists():
             entry = await self.repositories.register(task.repository)
             clone = self.repositories.clone(entry.id)
@@ -271,9 +271,9 @@ class Runner:
     async def export(self, task: Task, harbor: Harbor) -> Path:
         """Write a task as a Harbor task and return its folder."""
         base = await self.repositories.resolve(await self.seal(task))
-        return await harbor.write(task, self._sealed(task), commands_of(base.profile))
+        return await harbor.write(task, self._sealed_repository(task), commands_of(base.profile))
 
-    def _sealed(self, task: Task) -> Path:
+    def _sealed_repository(self, task: Task) -> Path:
         return self.folder / SEALED / f"{task.id}.git"
 
     async def _judge_answer(
@@ -286,7 +286,7 @@ class Runner:
             return Judgement(solved=False, reason=error.message)
         return await self.judge.judge(task, prepared, diff)
 
-    async def _judge(self, task: Task, prepared: Prepared, outcome: Outcome) -> Result:
+    async def _judge_outcome(self, task: Task, prepared: Prepared, outcome: Outcome) -> Result:
         judgements: dict[str, Judgement] = {}
         candidates: list[Answer] = []
         for result in outcome.results:
@@ -337,7 +337,7 @@ class Runner:
             (folder / f"{seat}.json").write_text(json.dumps(document, indent=2), encoding="utf-8")
 
 
-async def _follow(app: App, task_id: TaskId) -> tuple[Outcome, list[Event]]:
+async def _follow_deliberation(app: App, task_id: TaskId) -> tuple[Outcome, list[Event]]:
     """Return the outcome of a deliberation and its events."""
     events: list[Event] = []
     async for recorded in app.deliberations.watch(task_id, 0, LOCAL):
@@ -347,7 +347,7 @@ async def _follow(app: App, task_id: TaskId) -> tuple[Outcome, list[Event]]:
     return await app.deliberations.result(task_id, LOCAL), events
 
 
-def _seats(deliberation: Deliberation, outcome: Outcome) -> tuple[Seat, ...]:
+def _seats_of(deliberation: Deliberation, outcome: Outcome) -> tuple[Seat, ...]:
     return tuple(
         Seat(seat.seat, deliberation.model_of(seat.seat), seat.usage)
         for seat in outcome.seats
@@ -355,7 +355,7 @@ def _seats(deliberation: Deliberation, outcome: Outcome) -> tuple[Seat, ...]:
     )
 
 
-def _broken(outcome: Outcome) -> str:
+def _explain_broken(outcome: Outcome) -> str:
     """Return why no seat could work, if the next task would fail for the same reason; else ''."""
     worked = [seat for seat in outcome.seats if seat.status != "unstarted" or seat.error_code]
     if outcome.results or not worked or any(seat.error_code not in _STOPS for seat in worked):

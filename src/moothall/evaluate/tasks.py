@@ -106,9 +106,9 @@ class Lines:
         self.rows: list[Mapping[str, Any]] = []
         raw = path.read_bytes() if path.exists() else b""
         self._size = raw.rfind(b"\n") + 1
-        self._read(raw[: self._size])
+        self._read_lines(raw[: self._size])
 
-    def _read(self, raw: bytes) -> None:
+    def _read_lines(self, raw: bytes) -> None:
         for number, line in enumerate(raw.splitlines(), 1):
             try:
                 row = json.loads(line)
@@ -194,11 +194,11 @@ class Judge:
         commit.
         text: the text of the task.
         """
-        runs = self._runs(prepared, text, f"mine-{prepared.base.sha[:12]}")
-        paths = await _paths(runs, tests)
+        runs = self._create_runner(prepared, text, f"mine-{prepared.base.sha[:12]}")
+        paths = await _find_hidden_paths(runs, tests)
         if not paths:
             return Hidden(reason=commit_rules.NO_CASES)
-        before, after = await self._pair(runs, paths, tests, fix, 1)
+        before, after = await self._run_before_and_after(runs, paths, tests, fix, 1)
         hidden_cases: dict[str, HiddenCases] = {}
         for check in paths:
             if check in before and check in after:
@@ -212,7 +212,8 @@ class Judge:
         )
         repeats = range(2, _RUNS + 1) if fixed_paths and slowest <= _LONG_MS else ()
         repeated_pairs = [
-            await self._pair(runs, fixed_paths, tests, fix, number) for number in repeats
+            await self._run_before_and_after(runs, fixed_paths, tests, fix, number)
+            for number in repeats
         ]
         for check in fixed_paths:
             repeated = [(first.get(check), second.get(check)) for first, second in repeated_pairs]
@@ -239,11 +240,13 @@ class Judge:
         """
         if not diff.strip():
             return Judgement(solved=False, reason="it changes nothing")
-        runs = self._runs(prepared, task.text, f"hidden-{task.id[:30]}")
+        runs = self._create_runner(prepared, task.text, f"hidden-{task.id[:30]}")
         paths = {check: task.paths.get(check, ()) for check in {*task.cases, *task.kept}}
         runs_by_check: dict[str, CheckRun] = {}
         for check, check_paths in paths.items():
-            check_runs = await _run(runs, check, check_paths, (task.tests, diff), "judge")
+            check_runs = await _run_hidden_tests(
+                runs, check, check_paths, (task.tests, diff), "judge"
+            )
             if check_runs.refused:
                 return Judgement(
                     solved=False, reason=f"its patch does not apply: {check_runs.failure}"
@@ -264,7 +267,7 @@ class Judge:
         ]
         return Judgement(not failing, tuple(failing[:_MAX_NAMED_CASES]))
 
-    def _runs(self, prepared: Prepared, text: str, name: str) -> CleanCheckoutRunner:
+    def _create_runner(self, prepared: Prepared, text: str, name: str) -> CleanCheckoutRunner:
         d = Deliberation(
             task_id=TaskKey(f"{name}-{digest(prepared.key)[:8]}"),
             description=text,
@@ -280,7 +283,7 @@ class Judge:
             d, prepared, self.workspaces, self.repositories.read, self.places
         )
 
-    async def _pair(
+    async def _run_before_and_after(
         self,
         runs: CleanCheckoutRunner,
         paths: Mapping[str, Sequence[str]],
@@ -293,12 +296,12 @@ class Judge:
         for diff in ("", fix):
             ran: dict[str, CheckRun] = {}
             for check, some in paths.items():
-                ran |= (await _run(runs, check, some, (tests, diff), str(number))).runs
+                ran |= (await _run_hidden_tests(runs, check, some, (tests, diff), str(number))).runs
             sides.append(ran)
         return sides[0], sides[1]
 
 
-async def _run(
+async def _run_hidden_tests(
     runs: CleanCheckoutRunner, check: str, paths: Sequence[str], diffs: tuple[str, str], name: str
 ) -> CheckRuns:
     """Run a check with hidden tests laid over an answer. diffs: of the tests, and of the answer."""
@@ -315,7 +318,7 @@ async def _run(
     )
 
 
-async def _paths(runs: CleanCheckoutRunner, tests: str) -> dict[str, tuple[str, ...]]:
+async def _find_hidden_paths(runs: CleanCheckoutRunner, tests: str) -> dict[str, tuple[str, ...]]:
     """Return the hidden files by check; none for a check that runs whole, because it is not named
     `tests`.
     """

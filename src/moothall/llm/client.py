@@ -178,15 +178,15 @@ class OpenAIModel:
         until = self._loop.time() + remaining
         try:
             model = self._model or await self._model_name(request.call_id, request.deadline, until)
-            return await self._call(request, model, until, on_text, owns_work)
+            return await self._call_server(request, model, until, on_text, owns_work)
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"model call {request.call_id} to {self._url} was not answered by its deadline"
             ) from error
         except Rejected as error:
-            raise self._translate(error) from error
+            raise self._translate_error(error) from error
 
-    async def _call(
+    async def _call_server(
         self,
         request: ChatRequest,
         model: str,
@@ -210,9 +210,9 @@ class OpenAIModel:
             sent = self._capabilities.limit_reply(adapted, reply_limit)
             try:
                 attempt = functools.partial(
-                    self._attempt, sent, request.call_id, until, on_text, owns_work
+                    self._send_once, sent, request.call_id, until, on_text, owns_work
                 )
-                reply = await self._retry(request.call_id, deadline, until, attempt)
+                reply = await self._retry_until(request.call_id, deadline, until, attempt)
             except Rejected as error:
                 self._learn_from_refusal(
                     error,
@@ -267,7 +267,7 @@ class OpenAIModel:
             if not self._dialect.is_vllm:
                 return None
             reader = WholeResponseReader(self._base_url, _METRICS_BYTES)
-            await self._exchange(
+            await self._exchange_request(
                 "GET", self._url.with_path("/metrics"), reader, self._loop.time() + _METRICS_SECONDS
             )
         except Failed as failure:
@@ -279,7 +279,7 @@ class OpenAIModel:
                 f"{self._url.with_path('/metrics')} did not answer within {_METRICS_SECONDS:g} s"
             ) from error
         except Rejected as error:
-            raise self._translate(error) from error
+            raise self._translate_error(error) from error
         metrics = read_metrics(reader.body.decode(errors="replace"))
         self._dialect.check_metrics(metrics)
         return metrics
@@ -292,7 +292,7 @@ class OpenAIModel:
             model = await self._model_name(_PROBE_ID)
             async with self._setup_lock:
                 if self._capabilities.reply_mode is None:
-                    self._capabilities.reply_mode = await self._probe(model)
+                    self._capabilities.reply_mode = await self._probe_mode(model)
                     log.info(
                         "reply mode detected",
                         mode=self._capabilities.reply_mode,
@@ -340,7 +340,7 @@ class OpenAIModel:
             if description.reply == "blocks":  # no earlier probe was answered
                 await self._send_probe(self._model, Message("user", _QUESTION))
         except Rejected as error:
-            raise self._translate(error) from error
+            raise self._translate_error(error) from error
         return self._capabilities.describe()
 
     async def _fetch_json(self, method: str, url: URL, body: dict[str, Any] | None) -> Any:
@@ -358,7 +358,7 @@ class OpenAIModel:
         except (Failed, TimeoutError, ModelReplyInvalid, ValueError, RecursionError):
             return None
 
-    async def _probe(self, model: str) -> ReplyMode:
+    async def _probe_mode(self, model: str) -> ReplyMode:
         """Return the best reply mode that the model supports."""
         try:
             if not self._capabilities.is_local:
@@ -367,7 +367,7 @@ class OpenAIModel:
                     return "tools"
             return "json" if await self._probe_schema(model) else "blocks"
         except Rejected as error:
-            raise self._translate(error) from error
+            raise self._translate_error(error) from error
 
     async def _probe_tools(self, model: str) -> bool:
         """Return whether the model calls a tool. The result is also True if the server accepts
@@ -402,7 +402,7 @@ class OpenAIModel:
             deadline = datetime.now(UTC) + timedelta(seconds=_PROBE_SECONDS)
             try:
                 messages = (message,) if self._capabilities.is_local else (_SYSTEM, message)
-                reply = await self._call(
+                reply = await self._call_server(
                     ChatRequest(_PROBE_ID, messages, tokens, deadline, **options), model, None
                 )
             except ModelReplyInvalid:
@@ -431,11 +431,11 @@ class OpenAIModel:
     ) -> str:
         configured = self._settings.model
         try:
-            listed = await self._retry(call_id, deadline, until, self._list_models)
+            listed = await self._retry_until(call_id, deadline, until, self._list_models)
         except Rejected as error:
             if configured and error.status in {400, 404, 405, 501}:
                 return configured  # the server has no list; the first call shows a wrong name
-            raise self._translate(error) from error
+            raise self._translate_error(error) from error
         if configured and configured not in listed:
             raise ConfigurationError(
                 f"{self._url} has no model {configured!r}; it has: "
@@ -459,7 +459,7 @@ class OpenAIModel:
     async def _list_models(self) -> dict[str, ListedModel]:
         """Return the models by name."""
         reader = WholeResponseReader(self._base_url, _LIST_BYTES)
-        await self._exchange("GET", self._url / "models", reader, None)
+        await self._exchange_request("GET", self._url / "models", reader, None)
         try:
             return read_models(reader.body)
         except ValueError as error:
@@ -469,7 +469,7 @@ class OpenAIModel:
                 "usually ends with /v1"
             ) from error
 
-    async def _attempt(
+    async def _send_once(
         self,
         body: dict[str, Any],
         call_id: str,
@@ -491,7 +491,7 @@ class OpenAIModel:
             if by_responses
             else body
         )
-        await self._exchange(
+        await self._exchange_request(
             "POST", url, reader, until, body=encode(payload), headers=headers, owns_work=owns_work
         )
         return self._read_reply(reader, body, call_id, started)
@@ -542,7 +542,7 @@ class OpenAIModel:
             earlier_digits=tuple(partial.earlier_digits),
         )
 
-    async def _exchange(
+    async def _exchange_request(
         self,
         method: str,
         url: URL,
@@ -579,7 +579,7 @@ class OpenAIModel:
             ) from timeout
         reader.raise_refusal()
 
-    async def _retry(
+    async def _retry_until(
         self,
         call_id: str,
         deadline: datetime | None,
@@ -628,7 +628,7 @@ class OpenAIModel:
             await asyncio.sleep(delay)
         raise AssertionError  # pragma: no cover - count() does not end
 
-    def _translate(self, error: Rejected) -> ConfigurationError | ModelReplyInvalid:
+    def _translate_error(self, error: Rejected) -> ConfigurationError | ModelReplyInvalid:
         if is_overflow(error):
             return ContextOverflow(
                 f"the conversation is longer than the window of model {self._model} at "

@@ -195,7 +195,7 @@ async def _check_server(settings: LlmSettings, base_url: str) -> None:
                 f"{url} does not answer in time; check {_SETTING} and that the server is running"
             ) from error
         except Failed as failure:
-            raise _explain(url, failure) from failure
+            raise _explain_failure(url, failure) from failure
         except ModelReplyInvalid as error:
             raise ConfigurationError(error.message) from error
     status = response.status
@@ -264,7 +264,7 @@ def _check_names(settings: LlmSettings, url: URL, response: WholeResponseReader)
         raise ConfigurationError(f"{url} lists no models; name one with MOOTHALL_LLM__MODEL")
 
 
-def _explain(url: URL, failure: Failed) -> ConfigurationError | ModelUnavailable:
+def _explain_failure(url: URL, failure: Failed) -> ConfigurationError | ModelUnavailable:
     """Return an error that explains why the server cannot be reached or does not answer."""
     address, reason = f"{url.host}:{url.port}", one_line(failure.reason)
     match failure.__cause__:

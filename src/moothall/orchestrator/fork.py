@@ -125,15 +125,15 @@ def conversation_text(earlier: Sequence[EndedTask], budget: int) -> str:
     exchanges = [
         Exchange(
             fence("asked", task.deliberation.description),
-            fence("answered", _answer(task)),
-            _summarize(task),
+            fence("answered", _answer_of(task)),
+            _summarize_task(task),
         )
         for task in reversed(earlier)
     ]
     return "\n\n".join(message.content for message in fit_to_window((), exchanges, budget))
 
 
-def _answer(task: EndedTask) -> str:
+def _answer_of(task: EndedTask) -> str:
     outcome = task.outcome
     if not outcome.winner_id or not outcome.results:
         return f"(no answer: {outcome.error_message})"
@@ -145,8 +145,8 @@ def _answer(task: EndedTask) -> str:
     )
 
 
-def _summarize(task: EndedTask) -> str:
-    answer = " ".join(_answer(task).split())
+def _summarize_task(task: EndedTask) -> str:
+    answer = " ".join(_answer_of(task).split())
     return fence(
         "answered",
         answer if len(answer) <= _MAX_SUMMARY_CHARS else f"{answer[: _MAX_SUMMARY_CHARS - 1]}…",

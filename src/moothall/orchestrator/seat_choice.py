@@ -158,7 +158,7 @@ def count_rescued(first: str, second: str, tasks: Sequence[PastTask]) -> tuple[i
     """Return the number of tasks that a seat with the first model failed while one with the second
     worked on them, and the number of those that the second solved.
     """
-    outcomes = [pair for pair in _pairs(first, second, tasks) if not pair[0].solved]
+    outcomes = [pair for pair in _pair_attempts(first, second, tasks) if not pair[0].solved]
     return len(outcomes), sum(second_attempt.solved for _, second_attempt in outcomes)
 
 
@@ -166,11 +166,13 @@ def count_together(pair: tuple[str, str], tasks: Sequence[PastTask]) -> tuple[in
     """Return the number of tasks on which seats with both models worked, and the number of those
     that at least one of these two seats solved.
     """
-    outcomes = _pairs(*pair, tasks)
+    outcomes = _pair_attempts(*pair, tasks)
     return len(outcomes), sum(first.solved or second.solved for first, second in outcomes)
 
 
-def _pairs(first: str, second: str, tasks: Sequence[PastTask]) -> list[tuple[Attempt, Attempt]]:
+def _pair_attempts(
+    first: str, second: str, tasks: Sequence[PastTask]
+) -> list[tuple[Attempt, Attempt]]:
     """Return a seat with each model of the tasks on which both worked."""
     pairs = []
     for task in tasks:
@@ -200,7 +202,7 @@ def choose_models(
         attempt.solved for task in past for attempt in task.attempts
     ):
         return Choice((), _too_little(past))
-    fields, tasks, prior_tasks = _narrow(kind, past)
+    fields, tasks, prior_tasks = _narrowest_kind(kind, past)
     names = [name for name in model_names if any(_of_model(task, name) for task in past)]
     priced = any(attempt.usage.cost_usd for task in past for attempt in task.attempts)
     costs = {name: _mean_cost(name, tasks, prior_tasks, priced=priced) for name in names}
@@ -209,10 +211,10 @@ def choose_models(
         Choice(
             models,
             "",
-            _share(models, tasks, prior_tasks),
+            _solve_share_of(models, tasks, prior_tasks),
             sum(costs[models[number % len(models)]] for number in range(seats)),
         )
-        for models in _candidates(names, seats)
+        for models in _model_candidates(names, seats)
     ]
     affordable = [option for option in options if not limit or option.cost <= limit]
     if not affordable:
@@ -225,17 +227,17 @@ def choose_models(
             -option.cost,
         ),
     )
-    reason = _explain(chosen, affordable, tasks, _describe(kind, fields), priced=priced)
+    reason = _explain_choice(chosen, affordable, tasks, _describe_kind(kind, fields), priced=priced)
     return Choice(chosen.models, reason, chosen.share, chosen.cost)
 
 
-def _candidates(names: Sequence[str], seats: int) -> list[tuple[str, ...]]:
+def _model_candidates(names: Sequence[str], seats: int) -> list[tuple[str, ...]]:
     if seats == 1:
         return [(name,) for name in names]
     return list(combinations_with_replacement(names, PAIR))
 
 
-def _share(
+def _solve_share_of(
     models: tuple[str, ...], tasks: Sequence[PastTask], prior_tasks: Sequence[PastTask]
 ) -> float:
     if len(models) == 1:
@@ -243,7 +245,7 @@ def _share(
     return pair_share((models[0], models[1]), tasks, prior_tasks)
 
 
-def _narrow(
+def _narrowest_kind(
     kind: TaskKind, past: Sequence[PastTask]
 ) -> tuple[tuple[str, ...], Sequence[PastTask], Sequence[PastTask]]:
     """Return the compared fields of the narrowest kind with enough tasks, its tasks, and the
@@ -280,12 +282,13 @@ def _mean_cost(
 
 def _too_little(past: Sequence[PastTask]) -> str:
     return (
-        f"auto: nothing to learn from yet ({_count(len(past), 'earlier task')} with a result, at "
-        f"least {MIN_TASKS} are needed, one of them solved); the configured models take the seats"
+        f"auto: nothing to learn from yet ({_format_count(len(past), 'earlier task')} with a "
+        f"result, at least {MIN_TASKS} are needed, one of them solved); the configured models take "
+        "the seats"
     )
 
 
-def _explain(
+def _explain_choice(
     chosen: Choice,
     options: Sequence[Choice],
     tasks: Sequence[PastTask],
@@ -296,44 +299,45 @@ def _explain(
     """Return why models were chosen, with the counts and the next best choice."""
     figures = []
     for model in dict.fromkeys(chosen.models):
-        attempts = [option for task in tasks for option in _of_model(task, model)]
+        attempts = [attempt for task in tasks for attempt in _of_model(task, model)]
         solved, first = (
-            sum(option.solved for option in attempts),
-            sum(option.first for option in attempts),
+            sum(attempt.solved for attempt in attempts),
+            sum(attempt.first for attempt in attempts),
         )
         figures.append(
-            f"{_name(model)} solved {solved} of {len(attempts)}, {first} with its first answer"
+            f"{_model_label(model)} solved {solved} of {len(attempts)}, "
+            f"{first} with its first answer"
         )
     if len(chosen.models) == PAIR:
         together, solved = count_together((chosen.models[0], chosen.models[1]), tasks)
         if together:
             figures.append(f"together {solved} of {together}")
     text = (
-        f"auto: {_label(chosen, priced=priced)}, from {_count(len(tasks), 'earlier task')} "
-        f"{kind}: {'; '.join(figures)}"
+        f"auto: {_choice_label(chosen, priced=priced)}, "
+        f"from {_format_count(len(tasks), 'earlier task')} {kind}: {'; '.join(figures)}"
     )
     other_options = [option for option in options if option.models != chosen.models]
     if other_options:
         next_best = max(other_options, key=lambda option: (option.share, -option.cost))
-        text += f". Next best: {_label(next_best, priced=priced)}"
+        text += f". Next best: {_choice_label(next_best, priced=priced)}"
     return text
 
 
-def _label(choice: Choice, *, priced: bool) -> str:
+def _choice_label(choice: Choice, *, priced: bool) -> str:
     cost = f"${choice.cost:.4f}" if priced else f"{choice.cost:,.0f} tokens"
-    names = " + ".join(map(_name, choice.models))
+    names = " + ".join(map(_model_label, choice.models))
     return f"{names} ({100 * choice.share:.0f} % expected, {cost})"
 
 
-def _name(model: str) -> str:
+def _model_label(model: str) -> str:
     return model or "default"
 
 
-def _count(number: int, noun: str) -> str:
+def _format_count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _describe(kind: TaskKind, fields: Sequence[str]) -> str:
+def _describe_kind(kind: TaskKind, fields: Sequence[str]) -> str:
     """Return a kind in words: `of this repository (python, src, short)`."""
     scope = "of this repository" if "repository" in fields else "of all repositories"
     values = [value for name in fields if name != "repository" and (value := getattr(kind, name))]
@@ -368,18 +372,18 @@ class TrackRecord:
             async for recorded in self._log.replay(_TOPICS, self._seq):
                 self._seq = recorded.seq
                 if recorded.event.type is EventType.DELIBERATION_DECIDED:
-                    self._add(recorded.event.tenant, recorded.event.data)
+                    self._add_event(recorded.event.tenant, recorded.event.data)
             ended: Mapping[TaskKey, _Ended] = self._outcomes.get(tenant, {})
             tasks = [await self._read_task(key, seats) for key, seats in ended.items()]
         return [task for task in tasks if task is not None]
 
-    def _add(self, tenant: str, data: Mapping[str, object]) -> None:
+    def _add_event(self, tenant: str, data: Mapping[str, object]) -> None:
         try:
             outcome = load(Outcome, data)
         except InvalidRequest:
             return  # a collector of another version wrote an outcome that this one cannot read
         ended = self._outcomes.setdefault(tenant, FIFOCache(_MAX_TASKS))
-        ended.setdefault(TaskKey(outcome.task_id), _reduce(outcome))
+        ended.setdefault(TaskKey(outcome.task_id), _reduce_outcome(outcome))
 
     async def _read_task(self, key: TaskKey, ended: _Ended) -> PastTask | None:
         """Return a task with what its request says; None if nothing can be learned from it."""
@@ -425,10 +429,10 @@ def past_task(
     )
 
 
-def _reduce(outcome: Outcome) -> _Ended:
+def _reduce_outcome(outcome: Outcome) -> _Ended:
     paths = [part.path for result in outcome.results for part in file_diffs(result.diff)]
     attempts = {
-        seat.seat: _attempt(
+        seat.seat: _attempt_of(
             [result for result in outcome.results if result.seat == seat.seat], seat
         )
         for seat in outcome.seats
@@ -437,7 +441,7 @@ def _reduce(outcome: Outcome) -> _Ended:
     return attempts, main_language(paths)
 
 
-def _attempt(results: Sequence[Result], seat: SeatOutcome) -> Attempt:
+def _attempt_of(results: Sequence[Result], seat: SeatOutcome) -> Attempt:
     supported = [result for result in results if result.passed_gates and result.level.independent]
     return Attempt(
         "", bool(supported), any(not result.revision for result in supported), seat.usage

@@ -185,7 +185,7 @@ def _choose_best(by_rules: StoryDraft, reply: str) -> WrittenStory:
 
 def refine(draft: StoryDraft) -> StoryDraft:
     """Return the story as improved by rules, which add no wishes of their own."""
-    title = _shorten(draft.title.rstrip(" .!"))
+    title = _shorten_title(draft.title.rstrip(" .!"))
     description = draft.description
     if title != draft.title.rstrip(" .!"):
         description = f"{draft.title}\n\n{description}".strip()
@@ -210,7 +210,7 @@ def suggest(goal: str) -> StoryDraft:
             goal[: reason_match.start()].rstrip(" ,;"),
             goal[reason_match.end() :].strip(" .!"),
         )
-    title = _shorten(
+    title = _shorten_title(
         re.sub(
             r"^(?:as (?:an?|the) [\w ]+?,? )?I (?:want|need|would like)(?: to)? ",
             "",
@@ -270,7 +270,7 @@ def _as_gherkin(criterion: str) -> str:
     return f"Given {given_text}, when {trigger}, then {consequence[:1].lower()}{consequence[1:]}"
 
 
-def _shorten(text: str) -> str:
+def _shorten_title(text: str) -> str:
     """Return as many whole words as a title may have."""
     title_words: Sequence[str] = text.split()
     while len(title_words) > 1 and len(" ".join(title_words)) > TITLE:

@@ -112,7 +112,7 @@ def assess(
         regressions=tuple(sorted(regressions)) if applies else (),
         proven=proven,
         behaviour=_behaviour_digest(prepared_runs, runs, required, own_tests, ignored_cases),
-        evidence=_evidence(comparisons, fixed, undone, flaky),
+        evidence=_create_evidence(comparisons, fixed, undone, flaky),
         fixed=tuple(sorted(case for cases in fixed.values() for case in cases))[:_MAX_FIXED_CASES],
         still_red=tuple(sorted(still_failing)),
         unrelated=tuple(sorted(unrelated)),
@@ -121,7 +121,7 @@ def assess(
     )
 
 
-def _evidence(
+def _create_evidence(
     comparisons: Sequence[_CheckComparison],
     fixed: Mapping[str, Collection[str]],
     undone: Collection[str],
@@ -281,7 +281,7 @@ class _CheckComparison:
         outcomes = list(run.cases.values())
         return Evidence(
             check=self.name,
-            verdict=self._verdict(run, undone=undone),
+            verdict=self._verdict_of(run, undone=undone),
             passed=outcomes.count("passed"),
             failed=sum(outcome in FAILED_OUTCOMES for outcome in outcomes),
             skipped=outcomes.count("skipped"),
@@ -308,7 +308,7 @@ class _CheckComparison:
             )
         return ""
 
-    def _verdict(self, run: CheckRun, *, undone: bool) -> Verdict:
+    def _verdict_of(self, run: CheckRun, *, undone: bool) -> Verdict:
         """Return the verdict of a run.
 
         The exit code alone is not trusted if there are cases, since code under test can exit with

@@ -101,11 +101,11 @@ class FailureReader:
         for line in lines:
             for match in _LOCATION.finditer(line):
                 number = int(match["number"] or match["line"])
-                if path := self._resolve(case, match["python"] or match["path"]):
+                if path := self._resolve_path(case, match["python"] or match["path"]):
                     return path, number
         return "", 0
 
-    def _resolve(self, case: str, path: str) -> str:
+    def _resolve_path(self, case: str, path: str) -> str:
         """Return the repository's file for the path of a runner, which is relative to the root or
         to a folder, or a bare file name.
         """

@@ -122,11 +122,13 @@ class _ModuleFolder:
         if id(node) not in self._folded:
             self._folded[id(node)] = UNKNOWN  # a name may refer to itself
             self._folded[id(node)] = (
-                self._fold(node, depth + 1)[:_MAX_STRING_CHARS] if depth < _MAX_DEPTH else UNKNOWN
+                self._fold_string(node, depth + 1)[:_MAX_STRING_CHARS]
+                if depth < _MAX_DEPTH
+                else UNKNOWN
             )
         return self._folded[id(node)]
 
-    def _fold(self, node: ast.AST, depth: int) -> str:  # noqa: PLR0911 - one return per kind of node
+    def _fold_string(self, node: ast.AST, depth: int) -> str:  # noqa: PLR0911 - one return per kind of node
         match node:
             case ast.Constant(value=str(text)):
                 return text
@@ -480,10 +482,10 @@ def find_suspicious_lines(diff: str, own_tests: Collection[str]) -> tuple[str, .
 
     Tests of the author are skipped.
     """
-    return tuple(islice(_matches(diff, own_tests), _SCREENING_MAX_MATCHES))
+    return tuple(islice(_find_matches(diff, own_tests), _SCREENING_MAX_MATCHES))
 
 
-def _matches(diff: str, own_tests: Collection[str]) -> Iterator[str]:
+def _find_matches(diff: str, own_tests: Collection[str]) -> Iterator[str]:
     for part in file_diffs(diff):
         if part.path in own_tests:
             continue

@@ -114,7 +114,7 @@ class Board:
         draft = coach.check(draft)
         data = {
             "story_id": f"story-{digest(principal.tenant, key)[:16]}",
-            **_fields(draft, repository, rigor, budget),
+            **_event_fields(draft, repository, rigor, budget),
             "actor": principal.name,
         }
         event = write(EventType.STORY_CREATED, str(data["story_id"]), data, tenant=principal.tenant)
@@ -158,7 +158,7 @@ class Board:
             )
         data = {
             "story_id": story_id,
-            **_fields(coach.check(draft), repository, rigor, budget),
+            **_event_fields(coach.check(draft), repository, rigor, budget),
             "edited": True,
             "actor": principal.name,
         }
@@ -250,7 +250,7 @@ class Board:
             self._cards, self._last_seq, self._first_id = {}, 0, first_id
             self._listed.clear()
         async for recorded in self._bus.replay((Channel.STORIES.all,), self._last_seq):
-            _apply(self._cards, recorded)
+            _apply_event(self._cards, recorded)
             self._listed.pop(recorded.event.tenant, None)
             self._last_seq = recorded.seq
 
@@ -340,12 +340,12 @@ class Board:
         yield BoardEvent(seq)
         async with aclosing(self._bus.follow((Channel.STORIES.all,), seq)) as events:
             async for recorded in events:
-                yield _apply(cards, recorded)
+                yield _apply_event(cards, recorded)
 
     async def _replay_events(self) -> AsyncGenerator[BoardEvent, None]:
         cards: dict[tuple[str, str], StoryState] = {}
         async for recorded in self._bus.replay((Channel.STORIES.all,)):
-            yield _apply(cards, recorded)
+            yield _apply_event(cards, recorded)
 
     async def move(
         self,
@@ -483,7 +483,7 @@ class Board:
         return replace(card, seq=await self._bus.publish(decision), decided=card.moved)
 
 
-def _fields(
+def _event_fields(
     draft: coach.StoryDraft, repository: str, rigor: str, budget: Budget
 ) -> dict[str, object]:
     """Return the fields of a story's event. Raises `InvalidRequest`."""
@@ -508,7 +508,7 @@ def _fields(
     }
 
 
-def _apply(cards: dict[tuple[str, str], StoryState], recorded: Recorded) -> BoardEvent:
+def _apply_event(cards: dict[tuple[str, str], StoryState], recorded: Recorded) -> BoardEvent:
     """Apply an event to the cards and return it as a board event."""
     event, story_id = recorded.event, recorded.event.data.get("story_id")
     if not isinstance(story_id, str):

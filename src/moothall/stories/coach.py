@@ -121,27 +121,27 @@ def _begins_criterion(step_word: str, earlier_text: str) -> bool:
 def score(draft: StoryDraft) -> Score:
     """Return the score of a draft. Raises `InvalidRequest` if it is too long."""
     draft = check(draft)
-    findings = sorted(_findings(draft), key=lambda item: -item.weight)
+    findings = sorted(_find_shortcomings(draft), key=lambda item: -item.weight)
     return Score(100 - sum(item.weight for item in findings), tuple(findings))
 
 
-def _findings(draft: StoryDraft) -> Iterator[Shortcoming]:
-    yield from _title(draft.title)
-    yield from _description(draft.description)
-    yield from _criteria([line for line in draft.ac if not _PLACEHOLDER.search(line)])
+def _find_shortcomings(draft: StoryDraft) -> Iterator[Shortcoming]:
+    yield from _check_title(draft.title)
+    yield from _check_description(draft.description)
+    yield from _check_criteria([line for line in draft.ac if not _PLACEHOLDER.search(line)])
     text = f"{draft.title}\n{draft.description}"
     if (placeholder := _PLACEHOLDER.search(text)) is not None:
         yield Shortcoming(
             "ESTIMABLE",
-            f"{_quote(placeholder[0])} is still open: decide it, or make finding it out a story of "
-            "its own",
+            f"{_quote_text(placeholder[0])} is still open: decide it, or make finding it out a "
+            "story of its own",
             10,
         )
     if (dependency := _DEPENDENCY_PHRASE.search("\n".join((text, *draft.ac)))) is not None:
         yield Shortcoming(
             "INDEPENDENT",
-            f"{_quote(dependency[0])}: write the story so that it can be done by itself, or join "
-            "the two",
+            f"{_quote_text(dependency[0])}: write the story so that it can be done by itself, or "
+            "join the two",
             5,
         )
     words = len(draft.description.split())
@@ -155,7 +155,7 @@ def _findings(draft: StoryDraft) -> Iterator[Shortcoming]:
         )
 
 
-def _title(title: str) -> Iterator[Shortcoming]:
+def _check_title(title: str) -> Iterator[Shortcoming]:
     if not title:
         yield Shortcoming(
             "TITLE",
@@ -165,7 +165,7 @@ def _title(title: str) -> Iterator[Shortcoming]:
     elif len(title.split()) < 2:  # noqa: PLR2004 - a verb and what it acts on
         yield Shortcoming(
             "TITLE",
-            f"{_quote(title)} is one word: say what is possible afterwards, such as 'Export "
+            f"{_quote_text(title)} is one word: say what is possible afterwards, such as 'Export "
             "invoices as CSV'",
             5,
         )
@@ -178,7 +178,7 @@ def _title(title: str) -> Iterator[Shortcoming]:
         )
 
 
-def _description(text: str) -> Iterator[Shortcoming]:
+def _check_description(text: str) -> Iterator[Shortcoming]:
     words = len(text.split())
     if not words:
         yield Shortcoming(
@@ -207,7 +207,7 @@ def _description(text: str) -> Iterator[Shortcoming]:
         yield Shortcoming("VALUABLE", f"add {', '.join(missing)}", 5 * len(missing))
 
 
-def _criteria(ac: Sequence[str]) -> Iterator[Shortcoming]:
+def _check_criteria(ac: Sequence[str]) -> Iterator[Shortcoming]:
     if not ac:
         yield Shortcoming(
             "CRITERIA",
@@ -229,7 +229,7 @@ def _criteria(ac: Sequence[str]) -> Iterator[Shortcoming]:
         weight = max(1, round(15 * len(plain) / len(ac)))
         yield Shortcoming(
             "GHERKIN",
-            f"write {_quote(plain[0])} as given …, when …, then …{_count_more(plain)}",
+            f"write {_quote_text(plain[0])} as given …, when …, then …{_count_more(plain)}",
             weight,
         )
     vague = [(line, match[0]) for line in ac if (match := _VAGUE.search(line)) is not None]
@@ -237,8 +237,8 @@ def _criteria(ac: Sequence[str]) -> Iterator[Shortcoming]:
         (line, word), weight = vague[0], max(1, round(15 * len(vague) / len(ac)))
         yield Shortcoming(
             "TESTABLE",
-            f"{_quote(word)} cannot be tested in {_quote(line)}: say what is seen, a value or a "
-            f"number{_count_more(vague)}",
+            f"{_quote_text(word)} cannot be tested in {_quote_text(line)}: say what is seen, a "
+            f"value or a number{_count_more(vague)}",
             weight,
         )
 
@@ -257,5 +257,5 @@ def _count_more(items: Sequence[object]) -> str:
     return f" ({len(items) - 1} more like it)" if len(items) > 1 else ""
 
 
-def _quote(text: str) -> str:
+def _quote_text(text: str) -> str:
     return f"'{text[:60]}…'" if len(text) > 60 else f"'{text}'"  # noqa: PLR2004 - what fits in a line

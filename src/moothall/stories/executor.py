@@ -189,17 +189,17 @@ class StoryExecutor:
         if card is not None:
             if event.type is EventType.STORY_TRANSITIONED:
                 await self._cancel_left_work(card, event)
-            await self._advance(card, group)
+            await self._advance_story(card, group)
         elif event.type is EventType.PLAN_DERIVED:
             self._start_plan(event, group)
 
-    async def _advance(self, card: StoryState, group: asyncio.TaskGroup) -> None:
+    async def _advance_story(self, card: StoryState, group: asyncio.TaskGroup) -> None:
         """Start what is due for a story in its current state."""
         await self._board.settle(card)
         state, facts, principal = (
             card.position.state,
             card.position.facts,
-            Principal(_PLANNER, _tenant(card)),
+            Principal(_PLANNER, _tenant_of(card)),
         )
         if step := _due_step(card):
             key = card.merge_request.id if card.merge_request else card.moved
@@ -235,7 +235,9 @@ class StoryExecutor:
         reason = f"{move.data.get('event')} by {move.data.get('actor')}"
         if from_state == "design":
             entering = moves[moves.index(move.id) - 1]
-            await self._cancel(design_task(_plan_id_after(entering)), reason, principal)
+            await self._cancel_deliberation(
+                design_task(_plan_id_after(entering)), reason, principal
+            )
             return
         derived = None
         for event in await self._board.history(card.story.id, principal):
@@ -254,9 +256,11 @@ class StoryExecutor:
         for task in plan.tasks:
             merges = merge_task_ids(f"{task.task_id}-base", len(task.dependencies))
             for task_id in (task.task_id, *merges):
-                await self._cancel(task_id, reason, principal)
+                await self._cancel_deliberation(task_id, reason, principal)
 
-    async def _cancel(self, task_id: TaskId, reason: str, principal: Principal) -> None:
+    async def _cancel_deliberation(
+        self, task_id: TaskId, reason: str, principal: Principal
+    ) -> None:
         """Cancel a deliberation if it is running."""
         with suppress(NotFound):
             if not (await self._deliberations.result(task_id, principal)).status.ended:
@@ -279,13 +283,15 @@ class StoryExecutor:
                 and card.merge_request == seen_card.merge_request
                 and _due_step(card) == step
             ):
-                run_step = {"design": self._design, "check": self._check, "deliver": self._deliver}[
-                    step
-                ]
+                run_step = {
+                    "design": self._design_story,
+                    "check": self._check_story,
+                    "deliver": self._deliver_story,
+                }[step]
                 await run_step(card, principal)
                 metrics.STORY_STEPS.add(step)
 
-    async def _design(self, card: StoryState, principal: Principal) -> None:
+    async def _design_story(self, card: StoryState, principal: Principal) -> None:
         """Derive a story's tasks: by architects if they are asked and their answer is valid, by its
         roles otherwise.
         """
@@ -460,7 +466,7 @@ class StoryExecutor:
             status = NO_WINNER
         return _TaskEnd(status, outcome, (outcome.commit_sha,) if outcome.commit_sha else commits)
 
-    async def _check(self, card: StoryState, principal: Principal) -> None:
+    async def _check_story(self, card: StoryState, principal: Principal) -> None:
         """Merge a story's winners on its branch, check the result as a whole, and record the
         outcome.
         """
@@ -503,7 +509,7 @@ class StoryExecutor:
             )
         )
 
-    async def _deliver(self, card: StoryState, principal: Principal) -> None:
+    async def _deliver_story(self, card: StoryState, principal: Principal) -> None:
         """Apply the merge policy of the repository to an approved story, or merge it as requested,
         and record the outcome.
         """
@@ -565,7 +571,7 @@ def _plan_id_after(move_id: str) -> str:
     return f"plan-{digest(move_id)[:16]}"
 
 
-def _tenant(card: StoryState) -> str:
+def _tenant_of(card: StoryState) -> str:
     return card.entered.tenant if card.entered else "local"
 
 
@@ -588,7 +594,7 @@ def _repair_plan_task(card: StoryState, plan_id: str) -> AtomicTask:
             plan_id,
             reason,
             start,
-            tenant=_tenant(card),
+            tenant=_tenant_of(card),
             chars=TASK_CHARS,
             remarks=card.remarks,
         )

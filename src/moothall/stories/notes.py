@@ -212,7 +212,7 @@ class Notes:
         update, warnings = self._check_update(update, principal)
         sent = ""
         while True:
-            state = await self._state(update.story_id, principal.tenant)
+            state = await self._read_state(update.story_id, principal.tenant)
             version = len(state.updates)
             event = _update_event(update, version + 1, principal)
             if sent in state.updates:  # ours, and its ack was lost
@@ -227,7 +227,7 @@ class Notes:
                     f"the context of {update.story_id} is at version {version}, and {expectation}: "
                     "look again"
                 )
-            after, change_warnings = _apply(state, update.changes)
+            after, change_warnings = _apply_changes(state, update.changes)
             if after.notes == state.notes:
                 return state.result(
                     *warnings, *change_warnings, "all was so already: nothing was changed"
@@ -277,16 +277,16 @@ class Notes:
             changes=tuple(changes),
         ), warnings
 
-    async def _state(self, story_id: str, tenant: str) -> _State:
+    async def _read_state(self, story_id: str, tenant: str) -> _State:
         state = _State(Story(story_id))
         async for recorded in self._bus.replay((Channel.STORIES.of(key_of(story_id, tenant)),)):
-            state = _fold(state, recorded, tenant)
+            state = _fold_event(state, recorded, tenant)
         if not state.story.has_content:
             raise NotFound(f"no story {story_id!r}")
         return state
 
 
-def _fold(state: _State, recorded: Recorded, tenant: str) -> _State:
+def _fold_event(state: _State, recorded: Recorded, tenant: str) -> _State:
     event = recorded.event
     state = replace(state, seq=recorded.seq)
     if event.tenant != tenant:
@@ -307,7 +307,7 @@ def _fold(state: _State, recorded: Recorded, tenant: str) -> _State:
     return replace(state, notes=notes, updates=(*state.updates, event.id))
 
 
-def _apply(state: _State, changes: Sequence[NoteChange]) -> tuple[_State, list[str]]:
+def _apply_changes(state: _State, changes: Sequence[NoteChange]) -> tuple[_State, list[str]]:
     """Return the state after some changes, and warnings for the caller."""
     notes, warnings = dict(state.notes), []
     for change in changes:

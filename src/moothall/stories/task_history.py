@@ -86,7 +86,9 @@ class Round:
 
 def task_ids(history: Iterable[Event]) -> tuple[TaskId, ...]:
     """Return the ids of all tasks that a story had."""
-    return tuple(TaskId(str(task["task_id"])) for event in history for task in _tasks(event))
+    return tuple(
+        TaskId(str(task["task_id"])) for event in history for task in _derived_tasks(event)
+    )
 
 
 def rounds(
@@ -107,16 +109,16 @@ def rounds(
                 rounds_so_far and event.data.get("by") == _PEOPLE
             ):  # edited tasks replace those of the plan before, which nobody began
                 rounds_so_far.pop()
-            rounds_so_far.append(_round(event, finished_plans.get(event.id, {}), views))
+            rounds_so_far.append(_create_round(event, finished_plans.get(event.id, {}), views))
     if rounds_so_far:
         rounds_so_far[-1] = _with_next_actions(rounds_so_far[-1], state)
     return tuple(rounds_so_far)
 
 
-def _round(
+def _create_round(
     derived: Event, finished_plan: Mapping[str, Any], views: Mapping[TaskId, TaskView]
 ) -> Round:
-    tasks = _tasks(derived)
+    tasks = _derived_tasks(derived)
     statuses, errors = (
         value if isinstance(value := finished_plan.get(name), Mapping) else {}
         for name in ("tasks", "why")
@@ -134,7 +136,7 @@ def _round(
             after=tuple(numbers[name] for name in after if name in numbers)
             if isinstance(after, list | tuple)
             else (),
-            criteria=_requirements(task),
+            criteria=_covered_criteria(task),
         )
         steps.append(
             _with_status(step, str(statuses.get(task_id, "")), str(errors.get(task_id, "")), view)
@@ -155,7 +157,7 @@ def _round(
     )
 
 
-def _requirements(task: Mapping[str, Any]) -> tuple[str, ...]:
+def _covered_criteria(task: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the criteria that a task of an event covers."""
     constraints = task.get("constraints")
     requirements = constraints.get("requirements") if isinstance(constraints, Mapping) else None
@@ -214,7 +216,7 @@ def _with_next_actions(last: Round, state: str) -> Round:
     return replace(last, steps=tuple(steps))
 
 
-def _tasks(event: Event) -> list[Mapping[str, Any]]:
+def _derived_tasks(event: Event) -> list[Mapping[str, Any]]:
     """Return the tasks that an event derives. Return an empty list for other and for malformed
     events.
     """

@@ -143,7 +143,7 @@ class Host:
             group.create_task(self.bus.answer(FLEET, self._report_progress), name="state")
             for role in ROLES:
                 group.create_task(
-                    self.bus.consume(f"host-{role}", self._work, concurrency=capacity),
+                    self.bus.consume(f"host-{role}", self._handle_work, concurrency=capacity),
                     name=f"pull-{role}",
                 )
 
@@ -177,7 +177,7 @@ class Host:
 
     async def _listen_for_cancels(self) -> None:
         async for data in self.bus.signals(Channel.CANCEL.all):
-            self._stop(TaskKey(str(data.get("task_id", ""))))
+            self._stop_deliberation(TaskKey(str(data.get("task_id", ""))))
 
     async def _listen_for_steering(self) -> None:
         async for data in self.bus.signals(Channel.STEER.all):
@@ -200,7 +200,7 @@ class Host:
                     "another host has taken over this task; stopping it here", task_id=task_key
                 )
                 running.lost = True
-                self._stop(task_key, HOST_STOPS)
+                self._stop_deliberation(task_key, HOST_STOPS)
 
     async def _watch_for_suspension(self) -> None:
         while True:
@@ -220,9 +220,9 @@ class Host:
                 seconds=round(suspended),
             )
             running.lost = True
-            self._stop(task_key, HOST_STOPS)
+            self._stop_deliberation(task_key, HOST_STOPS)
 
-    def _owns(self, task_key: TaskKey) -> bool:
+    def _owns_task(self, task_key: TaskKey) -> bool:
         self._check_suspension()
         running = self._running.get(task_key)
         return running is not None and not running.lost
@@ -249,7 +249,7 @@ class Host:
                     )
                     break
                 if end_type is not None:
-                    self._stop(
+                    self._stop_deliberation(
                         task_key,
                         None if end_type is EventType.DELIBERATION_CANCELLED else HOST_STOPS,
                     )
@@ -307,12 +307,12 @@ class Host:
         )
         return _TENANT_SECONDS * older
 
-    def _stop(self, task_key: TaskKey, message: str | None = None) -> None:
+    def _stop_deliberation(self, task_key: TaskKey, message: str | None = None) -> None:
         running = self._running.get(task_key)
         if running is not None:
             running.task.cancel(message)
 
-    async def _work(self, recorded: Recorded) -> None:
+    async def _handle_work(self, recorded: Recorded) -> None:
         """Run one deliberation to its end, in its own task, so that a cancel does not stop the
         consumer.
         """
@@ -381,9 +381,9 @@ class Host:
             telemetry.bound(task_id=deliberation.task_id, tenant=deliberation.tenant),
             telemetry.metrics.DELIBERATIONS_IN_FLIGHT.track_inprogress(),
         ):
-            await self._run(deliberation, deliveries, _time_of(request), fresh=fresh)
+            await self._run_deliberation(deliberation, deliveries, _time_of(request), fresh=fresh)
 
-    async def _run(
+    async def _run_deliberation(
         self, deliberation: Deliberation, deliveries: int, submitted: float, *, fresh: bool
     ) -> None:
         if deliveries > 1:
@@ -407,7 +407,7 @@ class Host:
             except NotFound as error:  # what it was forked from
                 await fail_all_seats(self.bus, deliberation, error)
                 return
-            reservation = await self._reserve(deliberation, submitted)
+            reservation = await self._reserve_budget(deliberation, submitted)
             if over:
                 if reservation is not None:  # the last host may have been killed before this
                     await reservation.close(recording.spent)
@@ -446,14 +446,16 @@ class Host:
         later = replace(d, deadline=running.pauses.extend(d.deadline))
         try:
             async with beside(suspend(), "pause"):
-                await self._deliberate(later, recording, reservation, pause_gate)
+                await self._run_recorded(later, recording, reservation, pause_gate)
         except asyncio.CancelledError:
             if not running.suspended or task.uncancel():
                 raise
             return False
         return True
 
-    async def _reserve(self, deliberation: Deliberation, submitted: float) -> Reservation | None:
+    async def _reserve_budget(
+        self, deliberation: Deliberation, submitted: float
+    ) -> Reservation | None:
         """Return the reservation of a deliberation in the budget of its story, and in the quotas of
         its tenant for the day on which it was `submitted` (Unix seconds). None if no model is
         called.
@@ -478,7 +480,7 @@ class Host:
             parts += [quota] if quota else []
         return Reservations(parts) if parts else None
 
-    async def _deliberate(
+    async def _run_recorded(
         self,
         deliberation: Deliberation,
         recording: Recording,
@@ -498,7 +500,7 @@ class Host:
         if refusal is not None:
             await fail_all_seats(self.bus, deliberation, refusal)
         else:
-            owns_work = functools.partial(self._owns, deliberation.task_id)
+            owns_work = functools.partial(self._owns_task, deliberation.task_id)
             steering = self._running[deliberation.task_id].steering
 
             async def publish_partial(writing: Writing) -> None:

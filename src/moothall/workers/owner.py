@@ -45,7 +45,7 @@ class Process:
         """Return True if it is a process of this machine that has not ended."""
         return (
             bool(self.place and self.started)
-            and self.place == _place()
+            and self.place == _boot_and_namespace()
             and _start_time(self.pid) == self.started
         )
 
@@ -69,7 +69,7 @@ def this_process() -> Process:
 
 def process_of(pid: int) -> Process:
     """Return the process of this machine with a pid. It may have ended."""
-    return Process(pid, _start_time(pid), _place())
+    return Process(pid, _start_time(pid), _boot_and_namespace())
 
 
 @contextmanager
@@ -100,17 +100,17 @@ def kill_leftover_hosts(folder: Path) -> int:
         except (OSError, ValueError, TypeError):
             record.unlink(missing_ok=True)  # incomplete: its host finds that its server has ended
             continue
-        if host.place != _place():
+        if host.place != _boot_and_namespace():
             continue  # of another machine, or from before a reboot of this one
         if host.is_alive():
             count += 1
-            _kill(host)
+            _kill_process(host)
             log.warning("killed a leftover host of an earlier server", pid=host.pid)
         record.unlink(missing_ok=True)
     return count
 
 
-def _kill(process: Process) -> None:
+def _kill_process(process: Process) -> None:
     handle = process.open()
     with suppress(ProcessLookupError):
         if handle is None:
@@ -155,7 +155,7 @@ def _start_time(pid: int) -> int:
         return 0
 
 
-def _place() -> str:
+def _boot_and_namespace() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"

@@ -231,12 +231,12 @@ class NodeHosts:
             host = self._make(f"host-{self._started_count}", node=node)
             run = host.run.remote()
             self._hosts[node] = (host, run)
-            task = group.create_task(self._watch(node, host, run), name=f"host on {node}")
+            task = group.create_task(self._watch_host(node, host, run), name=f"host on {node}")
             self.watching.add(task)
             task.add_done_callback(self.watching.discard)
             log.info("started a host on a node", node=node, host=f"host-{self._started_count}")
 
-    async def _watch(self, node: str, host: Any, run: Any) -> None:
+    async def _watch_host(self, node: str, host: Any, run: Any) -> None:
         try:
             await _until_stopped(run)
         except (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError) as error:
@@ -364,7 +364,7 @@ async def cluster(settings: RaySettings) -> AsyncIterator[None]:
     if the private one does not start.
     """
     if settings.address is not None:
-        async with _connection(f"at {settings.address}", {"address": settings.address}):
+        async with _connect_ray(f"at {settings.address}", {"address": settings.address}):
             await check_access(settings, str(ray.get_runtime_context().gcs_address))
             yield
         return
@@ -381,7 +381,7 @@ async def cluster(settings: RaySettings) -> AsyncIterator[None]:
             "num_cpus": 1,
             "object_store_memory": 80_000_000,  # hosts do not use the object store
         }
-        async with _connection("on this machine", options):
+        async with _connect_ray("on this machine", options):
             yield
 
 
@@ -398,7 +398,7 @@ def _restore_sigterm_handler() -> None:
 
 
 @asynccontextmanager
-async def _connection(location: str, options: dict[str, Any]) -> AsyncIterator[None]:
+async def _connect_ray(location: str, options: dict[str, Any]) -> AsyncIterator[None]:
     starting = asyncio.ensure_future(
         asyncio.to_thread(
             ray.init,

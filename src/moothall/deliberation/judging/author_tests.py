@@ -133,7 +133,7 @@ class AuthorTests:
         """Return the cases of an author that count."""
         async with self._locks.setdefault(author.diff, asyncio.Lock()):
             if author.diff not in self._validated:
-                self._validated[author.diff] = await self._validate(author)
+                self._validated[author.diff] = await self._validate_checks(author)
         return self._validated[author.diff]
 
     async def run_cross_tests(
@@ -185,7 +185,7 @@ class AuthorTests:
         """Run an author's tests on its own candidate."""
         return await self.run_tests(author.diff, author, check, paths)
 
-    async def _validate(self, author: Proposal) -> ValidCases:
+    async def _validate_checks(self, author: Proposal) -> ValidCases:
         cases_by_check: dict[str, tuple[str, ...]] = {}
         guards: dict[str, tuple[str, ...]] = {}
         reasons: list[str] = []

@@ -90,12 +90,14 @@ async def compare_answers(council: DeliberationContext, answers: Sequence[Answer
     """
     if council.ledger.used_up or len(answers) < 2:  # noqa: PLR2004
         return []
-    entries = await _summarize(council, answers)
+    entries = await _summarize_answers(council, answers)
     ranking = await _rank_entries(council, entries) if entries else None
     return await _publish_ranking(council, ranking) if ranking is not None else []
 
 
-async def _summarize(council: DeliberationContext, answers: Sequence[Answer]) -> list[_Entry]:
+async def _summarize_answers(
+    council: DeliberationContext, answers: Sequence[Answer]
+) -> list[_Entry]:
     """Return the answers with their summaries; [] if the model summarizes none.
 
     The start of an answer replaces a missing summary.
@@ -360,7 +362,7 @@ class _Comparison:
     missing_reason: str = "it neither wrote a test nor said that they behave the same"
 
     @property
-    def _letters(self) -> str:
+    def _answer_letters(self) -> str:
         return ascii_lowercase[: len(self.diffs)]
 
     async def run(self) -> None:
@@ -375,7 +377,7 @@ class _Comparison:
         max_chars = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5 / len(self.diffs))
         answers = [
             (letter, clip(readable_diff(diff), max_chars))
-            for letter, diff in zip(self._letters, self.diffs, strict=True)
+            for letter, diff in zip(self._answer_letters, self.diffs, strict=True)
         ]
         task = AgentTask(
             seat=TIE_BREAKER,
@@ -383,11 +385,11 @@ class _Comparison:
                 setup.shared, answers, _describe_locations(self.council), turns
             ),
             tools=tools.with_submit(evidence_prompt.SUBMIT_DIFFERENCE),
-            examine=self._examine,
+            examine=self._examine_submission,
             turns=range(1, turns + 1),
             step="verify/0",
             deadline=deadline,
-            prepare=self._prepare,
+            prepare=self._prepare_workspace,
         )
         try:
             await run_agent(self.council, task)
@@ -396,13 +398,13 @@ class _Comparison:
         except MoothallError as error:
             self.missing_reason = error.message
 
-    async def _prepare(self, workspace: Workspace) -> None:
+    async def _prepare_workspace(self, workspace: Workspace) -> None:
         # In a second workspace the same replies are replayed.
         self.author, self.equivalence = None, ""
         unredacted = [self.evaluator.unredact(diff) for diff in self.diffs]
-        await _upload_answers(self.council, workspace, self._letters, unredacted)
+        await _upload_answers(self.council, workspace, self._answer_letters, unredacted)
 
-    async def _examine(
+    async def _examine_submission(
         self, call: FunctionCall, commit: Callable[[], Awaitable[Patch]]
     ) -> tuple[str, bool]:
         """Return the reply to a submission, and whether it is accepted."""

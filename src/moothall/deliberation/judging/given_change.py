@@ -116,7 +116,7 @@ async def _find_unnoticed(
 
     authors: whose tests run beside those of the base.
     """
-    parts = list(_split(evaluator.unredact(proposal.diff), proposal.own_tests))
+    parts = list(_split_diff(evaluator.unredact(proposal.diff), proposal.own_tests))
     if not parts:
         return None
     runner = evaluator.author_tests.runner
@@ -183,9 +183,9 @@ async def _run_checks_with(
     return None if check_runs.refused else check_runs.runs
 
 
-def _split(diff: str, own_tests: Collection[str]) -> Iterator[_Part]:
+def _split_diff(diff: str, own_tests: Collection[str]) -> Iterator[_Part]:
     """Yield the parts of a diff in source files, tests aside."""
-    files = _cut(diff, _FILE_START)
+    files = _cut_before(diff, _FILE_START)
     for number, file in enumerate(files):
         name = _NAME.search(file)
         if name is None or not _SOURCE.search(name[1]):
@@ -194,26 +194,27 @@ def _split(diff: str, own_tests: Collection[str]) -> Iterator[_Part]:
             continue
         path = sanitize_line(name[1], 200)
         other_files = (files[:number], files[number + 1 :])
-        head, *hunks = _cut(file, _HUNK_START, head=True)
+        head, *hunks = _cut_before(file, _HUNK_START, head=True)
         if "\nnew file mode " in head:
-            yield _Part(f"{path} (new)", _join(*other_files))
+            yield _Part(f"{path} (new)", _join_parts(*other_files))
             continue
         for index, hunk in enumerate(hunks):
             other_hunks = [*hunks[:index], *hunks[index + 1 :]]
             remaining_file = [head, *other_hunks] if other_hunks or "\nrename " in head else []
             yield _Part(
-                f"{path}:{_lines_of(hunk)}", _join(other_files[0], remaining_file, other_files[1])
+                f"{path}:{_lines_of(hunk)}",
+                _join_parts(other_files[0], remaining_file, other_files[1]),
             )
 
 
-def _cut(text: str, start: re.Pattern[str], *, head: bool = False) -> list[str]:
+def _cut_before(text: str, start: re.Pattern[str], *, head: bool = False) -> list[str]:
     """Cut a text where a pattern begins; with `head`, the text before the first is the first."""
     starts = [match.start() for match in start.finditer(text)]
     pieces = [text[begin:end] for begin, end in zip(starts, [*starts[1:], len(text)], strict=False)]
     return [text[: starts[0]] if starts else text, *pieces] if head else pieces
 
 
-def _join(*groups: Iterable[str]) -> str:
+def _join_parts(*groups: Iterable[str]) -> str:
     return "".join(piece for group in groups for piece in group)
 
 

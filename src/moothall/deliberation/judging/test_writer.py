@@ -146,7 +146,11 @@ class IndependentTests:
         if published:
             test_changes = council.dependencies.clean(self.author.diff)[:TESTS_CHARS]
             await publish_report(
-                council, TEST_WRITER, _summarize(verdicts), cases=verdicts.cases, diff=test_changes
+                council,
+                TEST_WRITER,
+                _summarize_verdicts(verdicts),
+                cases=verdicts.cases,
+                diff=test_changes,
             )
         return updated
 
@@ -368,7 +372,7 @@ def _test_changes(setup: SeatSetup, author: Proposal) -> str:
     return clip(readable_diff(author.diff), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5))
 
 
-def _summarize(verdicts: Verdicts) -> str:
+def _summarize_verdicts(verdicts: Verdicts) -> str:
     """Summarize the results of the tests in one line."""
     total = len(verdicts.states)
     if not total:

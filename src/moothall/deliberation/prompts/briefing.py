@@ -80,26 +80,26 @@ def lines_of(
     about: the text of the task.
     """
     texts_by_scope: dict[Scope, Iterable[str]] = {
-        "story": _story(mapping_of(row.get("story"))),
-        "brief": _brief(mapping_of(row.get("brief"))),
-        "decisions": map(_decision, _mappings(row.get("decisions"))),
+        "story": _story_lines(mapping_of(row.get("story"))),
+        "brief": _brief_lines(mapping_of(row.get("brief"))),
+        "decisions": map(_decision_line, _read_mappings(row.get("decisions"))),
         "comments": (
-            f"{_line(item.get('actor'))}: {_line(item.get('comment'))}"
-            for item in _mappings(row.get("comments"))
+            f"{_one_line(item.get('actor'))}: {_one_line(item.get('comment'))}"
+            for item in _read_mappings(row.get("comments"))
         ),
-        "summaries": map(_summary, _mappings(row.get("summaries"))),
+        "summaries": map(_summary_line, _read_mappings(row.get("summaries"))),
         "plan": (
-            f"{_line(item.get('plan_id'))}: {_line(item.get('status')) or 'open'}"
-            for item in _mappings(row.get("plan"))
+            f"{_one_line(item.get('plan_id'))}: {_one_line(item.get('status')) or 'open'}"
+            for item in _read_mappings(row.get("plan"))
         ),
-        "tasks": map(_task, _mappings(row.get("tasks"))),
-        "similar": map(_similar, alike(about or str(row.get("about") or ""), similar)),
-        "milestones": map(_move, _mappings(row.get("milestones"))),
-        "timeline": map(_entry, reversed(timeline)),
+        "tasks": map(_task_line, _read_mappings(row.get("tasks"))),
+        "similar": map(_similar_task_line, alike(about or str(row.get("about") or ""), similar)),
+        "milestones": map(_move_line, _read_mappings(row.get("milestones"))),
+        "timeline": map(_event_line, reversed(timeline)),
     }
     notes: dict[Scope, list[str]] = {}
-    for item in _mappings(row.get("notes")):
-        notes.setdefault(scopes().notes[str(item.get("kind"))], []).append(_note(item))
+    for item in _read_mappings(row.get("notes")):
+        notes.setdefault(scopes().notes[str(item.get("kind"))], []).append(_note_line(item))
     worth = scopes().worth
     return [
         ContextLine(scope, text, worth[scope] * _LATER**place)
@@ -146,10 +146,10 @@ def alike(about: str, candidates: Sequence[Mapping[str, Any]]) -> list[Mapping[s
     first. Return the first ones if the text has no words. A word weighs more if fewer candidates
     have it.
     """
-    words = _words(about)
+    words = _words_of(about)
     if not words:
         return list(candidates[:_ALIKE])
-    described = [_words(str(item.get("description") or "")) for item in candidates]
+    described = [_words_of(str(item.get("description") or "")) for item in candidates]
     counts = Counter(word for description in described for word in description)
     scored = [
         (
@@ -166,111 +166,116 @@ def alike(about: str, candidates: Sequence[Mapping[str, Any]]) -> list[Mapping[s
     ]
 
 
-def _words(text: str) -> set[str]:
+def _words_of(text: str) -> set[str]:
     return {word.lower() for word in _WORD.findall(text)}
 
 
-def _story(story: Mapping[str, Any]) -> Iterator[str]:
+def _story_lines(story: Mapping[str, Any]) -> Iterator[str]:
     if story:
-        yield f"{_line(story.get('headline'))} (state: {_line(story.get('state')) or 'new'})"
+        state = _one_line(story.get("state")) or "new"
+        yield f"{_one_line(story.get('headline'))} (state: {state})"
 
 
-def _brief(brief: Mapping[str, Any]) -> Iterator[str]:
-    yield _line(brief.get("brief"), _BRIEF)
-    yield from (f"wanted: {_line(item)}" for item in list_of(brief.get("criteria")))
+def _brief_lines(brief: Mapping[str, Any]) -> Iterator[str]:
+    yield _one_line(brief.get("brief"), _BRIEF)
+    yield from (f"wanted: {_one_line(item)}" for item in list_of(brief.get("criteria")))
 
 
-def _decision(item: Mapping[str, Any]) -> str:
-    about = ", ".join(_line(name) for name in list_of(item.get("about")))
-    comment = f": {_line(item['comment'])}" if item.get("comment") else ""
+def _decision_line(item: Mapping[str, Any]) -> str:
+    about = ", ".join(_one_line(name) for name in list_of(item.get("about")))
+    comment = f": {_one_line(item['comment'])}" if item.get("comment") else ""
     return (
-        f"{_line(item.get('decision'))} by "
-        f"{_line(item.get('approver'))}{f', on {about}' if about else ''}{comment}"
+        f"{_one_line(item.get('decision'))} by "
+        f"{_one_line(item.get('approver'))}{f', on {about}' if about else ''}{comment}"
     )
 
 
-def _note(item: Mapping[str, Any]) -> str:
-    task_suffix = f", on {_line(item['task'])}" if item.get("task") else ""
-    reason = f" | because {_line(item['reason'])}" if item.get("reason") else ""
-    source = f"noted by {_line(item.get('actor'))} for {_line(item.get('role'))}{task_suffix}"
+def _note_line(item: Mapping[str, Any]) -> str:
+    task_suffix = f", on {_one_line(item['task'])}" if item.get("task") else ""
+    reason = f" | because {_one_line(item['reason'])}" if item.get("reason") else ""
+    source = (
+        f"noted by {_one_line(item.get('actor'))} for {_one_line(item.get('role'))}{task_suffix}"
+    )
     return (
-        f"{source}: {_line(item.get('kind'))} {_line(item.get('entity'))}: "
-        f"{_line(item.get('words'))}{reason}"
+        f"{source}: {_one_line(item.get('kind'))} {_one_line(item.get('entity'))}: "
+        f"{_one_line(item.get('words'))}{reason}"
     )
 
 
-def _summary(row: Mapping[str, Any]) -> str:
+def _summary_line(row: Mapping[str, Any]) -> str:
     winner = mapping_of(row.get("winner"))
     state = (
-        f"{_line(row.get('status'))}, "
-        f"{_line(row.get('final_state'))}{', proven' if row.get('proven') else ''}"
+        f"{_one_line(row.get('status'))}, "
+        f"{_one_line(row.get('final_state'))}{', proven' if row.get('proven') else ''}"
     )
     parts = [
         (
-            f"{_line(row.get('task_id'))} ({_line(row.get('role'))}), {state}: "
-            f"{_line(row.get('description'))}"
+            f"{_one_line(row.get('task_id'))} ({_one_line(row.get('role'))}), {state}: "
+            f"{_one_line(row.get('description'))}"
         )
     ]
-    parts += [f"answer: {_line(winner.get('summary'))}{_changed_paths(winner)}"] if winner else []
     parts += (
-        [f"why: {_line('; '.join(map(str, list_of(winner['reasons']))))}"]
+        [f"answer: {_one_line(winner.get('summary'))}{_changed_paths(winner)}"] if winner else []
+    )
+    parts += (
+        [f"why: {_one_line('; '.join(map(str, list_of(winner['reasons']))))}"]
         if winner.get("reasons")
         else []
     )
-    parts += [f"review: {_line(comment)}" for comment in list_of(row.get("reviews"))]
+    parts += [f"review: {_one_line(comment)}" for comment in list_of(row.get("reviews"))]
     parts += (
-        [f"because {_line(row['error_message'])}"]
+        [f"because {_one_line(row['error_message'])}"]
         if row.get("error_message") and not winner
         else []
     )
     return " | ".join(parts)
 
 
-def _task(item: Mapping[str, Any]) -> str:
-    final_states = [_line(state_text) for state_text in list_of(item.get("ends")) if state_text]
-    dependencies = ", ".join(_line(name) for name in list_of(item.get("after")))
+def _task_line(item: Mapping[str, Any]) -> str:
+    final_states = [_one_line(state_text) for state_text in list_of(item.get("ends")) if state_text]
+    dependencies = ", ".join(_one_line(name) for name in list_of(item.get("after")))
     state = (
         final_states[-1] if final_states else f"after {dependencies}" if dependencies else "open"
     )
     return (
-        f"{_line(item.get('task_id'))} ({_line(item.get('role'))}), {state}: "
-        f"{_line(item.get('description'))}"
+        f"{_one_line(item.get('task_id'))} ({_one_line(item.get('role'))}), {state}: "
+        f"{_one_line(item.get('description'))}"
     )
 
 
-def _similar(item: Mapping[str, Any]) -> str:
-    answer = f" | answer: {_line(item['summary'])}" if item.get("summary") else ""
+def _similar_task_line(item: Mapping[str, Any]) -> str:
+    answer = f" | answer: {_one_line(item['summary'])}" if item.get("summary") else ""
     return (
-        f"{_line(item.get('task_id'))} ({_line(item.get('role'))}): "
-        f"{_line(item.get('description'))}{answer}{_changed_paths(item)}"
+        f"{_one_line(item.get('task_id'))} ({_one_line(item.get('role'))}): "
+        f"{_one_line(item.get('description'))}{answer}{_changed_paths(item)}"
     )
 
 
 def _changed_paths(winner: Mapping[str, Any]) -> str:
-    paths = [_line(path) for path in list_of(winner.get("paths"))[:20]]
+    paths = [_one_line(path) for path in list_of(winner.get("paths"))[:20]]
     return f" | changed: {', '.join(paths)}" if paths else ""
 
 
-def _move(item: Mapping[str, Any]) -> str:
+def _move_line(item: Mapping[str, Any]) -> str:
     return (
-        f"{_line(item.get('from_state'))} to {_line(item.get('to_state'))}, by "
-        f"{_line(item.get('actor'))} ({_line(item.get('event'))})"
+        f"{_one_line(item.get('from_state'))} to {_one_line(item.get('to_state'))}, by "
+        f"{_one_line(item.get('actor'))} ({_one_line(item.get('event'))})"
     )
 
 
-def _entry(row: Mapping[str, Any]) -> str:
+def _event_line(row: Mapping[str, Any]) -> str:
     return " ".join(
-        _line(row.get(name)) for name in ("time", "kind", "task_id", "text") if row.get(name)
+        _one_line(row.get(name)) for name in ("time", "kind", "task_id", "text") if row.get(name)
     )
 
 
-def _line(value: object, max_chars: int = _LINE) -> str:
+def _one_line(value: object, max_chars: int = _LINE) -> str:
     return " ".join(
         clip(" ".join(str(value if value is not None else "").split()), max_chars).split()
     )
 
 
-def _mappings(value: object) -> list[Mapping[str, Any]]:
+def _read_mappings(value: object) -> list[Mapping[str, Any]]:
     return [item for item in list_of(value) if isinstance(item, Mapping)]
 
 
@@ -301,17 +306,17 @@ class Briefings:
 
     async def brief(self, request: BriefingRequest, principal: Principal) -> Briefing:
         """Return the briefing. Raises `InvalidRequest`, `GraphUnavailable`."""
-        role, scopes_wanted = _check(request, self._budget)
-        lines = await self._lines(request, role, scopes_wanted, principal)
+        role, scopes_wanted = _check_request(request, self._budget)
+        lines = await self._find_lines(request, role, scopes_wanted, principal)
         tools = f"Tools: {', '.join(self._names_offered(role, principal.tenant))}" if role else ""
         budget = request.budget or self._budget
         for head in (
-            (_system(role, request.phase), tools),
-            (_system(role, request.phase), ""),
+            (_system_text(role, request.phase), tools),
+            (_system_text(role, request.phase), ""),
             ("", ""),
         ):
             lay = partial(_lay_out, head, self._clean)
-            if selection := await fill(lines, partial(_text, lay), self._count, budget):
+            if selection := await fill(lines, partial(_laid_out_text, lay), self._count, budget):
                 whole = lay(selection[0])
                 return replace(
                     whole, tokens=selection[1], version=digest(whole.text), scopes=scopes_wanted
@@ -322,8 +327,8 @@ class Briefings:
         """Return the context for the seats of a council in at most `budget` tokens, without fence,
         role and tools.
         """
-        role, scopes_wanted = _check(request, self._budget)
-        lines = await self._lines(request, role, scopes_wanted, principal)
+        role, scopes_wanted = _check_request(request, self._budget)
+        lines = await self._find_lines(request, role, scopes_wanted, principal)
         selection = (
             await fill(lines, lambda chosen: self._clean(lay_out(chosen)), self._count, budget)
             if budget > 0
@@ -331,7 +336,7 @@ class Briefings:
         )
         return self._clean(lay_out(selection[0])) if selection else ""
 
-    async def _lines(
+    async def _find_lines(
         self,
         request: BriefingRequest,
         role: str,
@@ -384,7 +389,9 @@ class Briefings:
         ]
 
 
-def _text(lay: Callable[[Sequence[ContextLine]], Briefing], lines: Sequence[ContextLine]) -> str:
+def _laid_out_text(
+    lay: Callable[[Sequence[ContextLine]], Briefing], lines: Sequence[ContextLine]
+) -> str:
     return lay(lines).text
 
 
@@ -401,7 +408,7 @@ def _lay_out(
     return Briefing(system, context, tools, history, text, 0, "", static_text)
 
 
-def _check(request: BriefingRequest, max_budget: int) -> tuple[str, tuple[str, ...]]:
+def _check_request(request: BriefingRequest, max_budget: int) -> tuple[str, tuple[str, ...]]:
     """Return the role, or '', and the scopes that are wanted and allowed."""
     if not request.task_id and not request.story_id:
         raise InvalidRequest("the briefing has no subject: give task_id, story_id or case_id")
@@ -437,7 +444,7 @@ def _check(request: BriefingRequest, max_budget: int) -> tuple[str, tuple[str, .
     )
 
 
-def _system(role: str, phase: str) -> str:
+def _system_text(role: str, phase: str) -> str:
     description = ROLES[role] if role else ""
     phase_text = f"The work is in the phase: {phase.strip().lower()}." if phase.strip() else ""
     return "\n".join(part for part in (description, phase_text) if part)

@@ -53,7 +53,7 @@ class AnswerSummary:
 def summary_schema() -> ReplySchema:
     """Return the schema of a summary."""
     fields = {name: {"type": "string", "maxLength": _FIELD_CHARS} for name in _FIELDS}
-    return ReplySchema("summary", _closed(fields))
+    return ReplySchema("summary", _closed_schema(fields))
 
 
 def order_schema(count: int) -> ReplySchema:
@@ -61,11 +61,12 @@ def order_schema(count: int) -> ReplySchema:
     letter = {"enum": list(ascii_uppercase[:count])}
     order = {"type": "array", "items": letter, "minItems": count, "maxItems": count}
     return ReplySchema(
-        "order", _closed({"why": {"type": "string", "maxLength": _WHY_CHARS}, "order": order})
+        "order",
+        _closed_schema({"why": {"type": "string", "maxLength": _WHY_CHARS}, "order": order}),
     )
 
 
-def _closed(fields: Mapping[str, object]) -> dict[str, object]:
+def _closed_schema(fields: Mapping[str, object]) -> dict[str, object]:
     return {
         "type": "object",
         "properties": dict(fields),
@@ -79,7 +80,7 @@ def summary_prompt(system: str, shared: str, answer: str, facts: str) -> tuple[M
     field_list = "\n".join(f"- {name}: {text}" for name, text in _FIELDS.items())
     checks = f"\n\n{fence('what its checks said', facts)}" if facts else ""
     shape = json.dumps(dict.fromkeys(_FIELDS, "…"), ensure_ascii=False)
-    return _pair(
+    return _system_and_user(
         system,
         shared,
         "Now summarize a colleague's answer for someone who compares several of them, instead of "
@@ -96,7 +97,7 @@ def comparison_prompt(system: str, shared: str, summaries: Sequence[str]) -> tup
         for letter, text in zip(ascii_uppercase, summaries, strict=False)
     )
     letters = ", ".join(f'"{letter}"' for letter in ascii_uppercase[: len(summaries)])
-    return _pair(
+    return _system_and_user(
         system,
         shared,
         "Now compare colleagues' answers by their summaries, instead of doing the task.\n\n"
@@ -114,7 +115,7 @@ def notes_prompt(system: str, shared: str, attempts: Sequence[str]) -> tuple[Mes
     fenced_attempts = "\n\n".join(
         fence(f"attempt {number}", text) for number, text in enumerate(attempts, 1)
     )
-    return _pair(
+    return _system_and_user(
         system,
         shared,
         "Colleagues have tried this task, and no test shows that one of them is right:\n\n"
@@ -173,7 +174,7 @@ def _one_line(value: object) -> str:
     return " ".join(value.split())[:_FIELD_CHARS] if isinstance(value, str) else ""
 
 
-def _pair(system: str, shared: str, last: str) -> tuple[Message, ...]:
+def _system_and_user(system: str, shared: str, last: str) -> tuple[Message, ...]:
     return (Message("system", system), Message("user", f"{shared}\n\n{last}"))
 
 
@@ -319,7 +320,7 @@ def writer_prompt(shared: str, turns: int, examples: str = "") -> tuple[Message,
         if examples
         else ""
     )
-    return _pair(
+    return _system_and_user(
         _WRITER,
         shared,
         f"{example_section}Write the tests for this task now. {_TURNS.format(turns=turns)}",
@@ -334,7 +335,7 @@ def breaker_prompt(
     patches: letter and diff. places: where the files with them are.
     """
     fenced_patches = "\n\n".join(fence(f"change {letter}", diff) for letter, diff in patches)
-    return _pair(
+    return _system_and_user(
         _BREAKER.format(places=places),
         f"{shared}\n\n{fenced_patches}",
         f"Compare the changes now. {_TURNS.format(turns=turns)}",
@@ -348,7 +349,7 @@ def reviewer_prompt(
     numbered = "\n".join(f"{number}. {text}" for number, text in enumerate(requirements, 1))
     facts = f"\n\n{fence('what its checks said', evidence)}" if evidence else ""
     last = f"{role}\nJudge this change now. {_TURNS.format(turns=turns)}".strip()
-    return _pair(
+    return _system_and_user(
         _REVIEWER,
         f"{shared}\n\n{fence('the change', diff)}{facts}\n\n{fence('criteria', numbered)}",
         last,
@@ -413,7 +414,7 @@ def _tests_prompt(
     system: str, shared: str, tests: str, cases: Sequence[str], question: str
 ) -> tuple[Message, ...]:
     numbered = "\n".join(f"{number}. {case}" for number, case in enumerate(cases[:READ_CASES], 1))
-    return _pair(
+    return _system_and_user(
         system,
         shared,
         "Now read tests that a colleague wrote for this task, instead of doing the task.\n\n"

@@ -87,7 +87,7 @@ class TaskExample:
 
 def find_examples(task: str) -> tuple[TaskExample, ...]:
     """Return the distinct examples of a task, in the order of its text."""
-    matches = sorted(_all(task[:_MAX_TASK_CHARS]), key=lambda item: item[0])
+    matches = sorted(_find_matches(task[:_MAX_TASK_CHARS]), key=lambda item: item[0])
     examples = dict.fromkeys(
         example
         for _, example in matches
@@ -106,7 +106,7 @@ def examples_text(examples: Sequence[TaskExample]) -> str:
     return "\n".join(f"- {example}" for example in examples)
 
 
-def _all(task: str) -> Iterator[tuple[int, TaskExample]]:
+def _find_matches(task: str) -> Iterator[tuple[int, TaskExample]]:
     for pattern in (_PROSE, _ARROW):
         for match in pattern.finditer(task):
             if not _is_quoted(task, match.start()):
@@ -397,7 +397,7 @@ def read_survey(output: Mapping[str, Any], known_paths: set[str], map_chars: int
         spans=tuple(
             span
             for item in list_of(spans)[:_MAX_SPANS]
-            if (span := _span(item, known_paths)) is not None
+            if (span := _read_span(item, known_paths)) is not None
         ),
         defining_files=tuple(
             path
@@ -405,11 +405,11 @@ def read_survey(output: Mapping[str, Any], known_paths: set[str], map_chars: int
             if isinstance(path, str) and path in known_paths
         ),
         map=map_text[:map_chars] if isinstance(map_text, str) else "",
-        example=_span(example, known_paths),
+        example=_read_span(example, known_paths),
     )
 
 
-def _span(item: Any, known_paths: set[str]) -> CodePassage | None:
+def _read_span(item: Any, known_paths: set[str]) -> CodePassage | None:
     if not isinstance(item, dict):
         return None
     path, name, line, text = (item.get(field) for field in ("path", "name", "line", "text"))

@@ -136,7 +136,7 @@ async def read_guides(files: Sequence[str], named: Sequence[str], read: Read) ->
     near_folders = dict.fromkeys(
         folder
         for path in named
-        if (folder := next((item for item in _parents(path) if item in by_folder), ""))
+        if (folder := next((item for item in _parent_folders(path) if item in by_folder), ""))
     )
     order = dict.fromkeys(
         [*near_folders, *sorted(by_folder, key=lambda item: (item.count("/"), item))]
@@ -158,7 +158,7 @@ def _is_listed(path: str) -> bool:
     return len(path) <= _PATH_CHARS and path.isprintable() and not _NOT_OWN.search(path)
 
 
-def _parents(path: str) -> Iterator[str]:
+def _parent_folders(path: str) -> Iterator[str]:
     """Yield the folders of a path, the closest one first."""
     while path:
         path = path.rpartition("/")[0]
@@ -168,15 +168,15 @@ def _parents(path: str) -> Iterator[str]:
 async def _read_guide(paths: Sequence[str], read: Read) -> Guide:
     """Return a folder's first guide that is more than a reference to the other."""
     guides = [
-        Guide(path, text.strip(), _digest(text))
+        Guide(path, text.strip(), _digest_text(text))
         for path in sorted(paths, key=lambda path: _NAMES.index(path.rpartition("/")[2]))
-        for text in [await _text(read, path)]
+        for text in [await _read_or_empty(read, path)]
     ]
     return next((guide for guide in guides if len(guide.text) > _POINTER_CHARS), guides[0])
 
 
 async def _read_skill(path: str, read: Read) -> Skill:
-    text = await _text(read, path)
+    text = await _read_or_empty(read, path)
     head = _front_matter(text)
     match = _SKILL.search(path)
     folder = match["folder"] if match else ""
@@ -185,7 +185,7 @@ async def _read_skill(path: str, read: Read) -> Skill:
         name = folder[:_NAME_CHARS]
     description = " ".join(head.get("description", "").split())
     description = "".join(filter(str.isprintable, description))[:_DESCRIPTION_CHARS]
-    return Skill(path, name, description, _digest(text))
+    return Skill(path, name, description, _digest_text(text))
 
 
 def _front_matter(text: str) -> Mapping[str, str]:
@@ -200,12 +200,12 @@ def _front_matter(text: str) -> Mapping[str, str]:
     return {key: value for key, value in document.items() if isinstance(value, str)}
 
 
-async def _text(read: Read, path: str) -> str:
+async def _read_or_empty(read: Read, path: str) -> str:
     try:
         return await read(path)
     except NotFound:
         return ""  # a submodule or a binary file
 
 
-def _digest(text: str) -> str:
+def _digest_text(text: str) -> str:
     return sha256(text.encode(errors="replace")).hexdigest()

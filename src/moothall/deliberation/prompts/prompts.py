@@ -118,7 +118,7 @@ def system_text(
         return _TEXT.format(
             data=_DATA, spelling=(_DOCUMENT_SPELLING if document else _TEXT_SPELLING)[mode]
         )
-    action, task, thought, finish = _example(example)
+    action, task, thought, finish = _worked_example(example)
     return _WORK.format(
         data=_DATA,
         spelling=_SPELLING[mode],
@@ -126,14 +126,16 @@ def system_text(
         python=f"\n{_PYTHON_TEXT.format(python=_PYTHON[mode])}\n" if python else "",
         task=task,
         why=thought,
-        example=_spelt(action, f"{thought}, {'append' if example is None else 'define'} it", mode),
+        example=_spell_action(
+            action, f"{thought}, {'append' if example is None else 'define'} it", mode
+        ),
         finish=json.dumps({"thought": "the tests pass", "finish": finish}, ensure_ascii=False)
         if mode == "json"
         else f"<finish>{finish}</finish>",
     )
 
 
-def _example(example: CodePassage | None) -> tuple[Action, str, str, str]:
+def _worked_example(example: CodePassage | None) -> tuple[Action, str, str, str]:
     """Return the worked example's action, task, failure and end.
 
     Its code is from the repository. A small model that copies it changes nothing, and the path and
@@ -157,7 +159,7 @@ def _example(example: CodePassage | None) -> tuple[Action, str, str, str]:
     )
 
 
-def _spelt(action: Action, thought: str, mode: ReplyMode) -> str:
+def _spell_action(action: Action, thought: str, mode: ReplyMode) -> str:
     if mode == "json":
         reply = {
             "thought": thought,
@@ -176,10 +178,10 @@ def example_of(repository_context: RepositoryContext | None) -> tuple[Action, ..
 
     A reply with the same actions was copied, and is refused before it runs.
     """
-    return () if repository_context is None else (_example(repository_context.example)[0],)
+    return () if repository_context is None else (_worked_example(repository_context.example)[0],)
 
 
-def _answers(example: Sequence[Action], mode: ReplyMode) -> str:
+def _example_answers(example: Sequence[Action], mode: ReplyMode) -> str:
     """Return a question and the two replies that answer it, about the function of the worked
     example if it is from the repository.
 
@@ -203,7 +205,7 @@ def _answers(example: Sequence[Action], mode: ReplyMode) -> str:
         if mode == "json"
         else f"<finish>{finish}</finish>"
     )
-    return f'"{question}" the replies would be these two:\n{_spelt(first_action, "look first", mode)}\n{second_reply}'
+    return f'"{question}" the replies would be these two:\n{_spell_action(first_action, "look first", mode)}\n{second_reply}'
 
 
 def sub_agent_prompt(
@@ -263,7 +265,7 @@ def shared_text(
                 )
             )
         parts += guide_lists
-        parts += _cases(repository_context)
+        parts += _failing_case_parts(repository_context)
         parts += [
             fence(f"{path}, a test that fails now and must pass", text)
             for path, text in repository_context.failing
@@ -279,7 +281,7 @@ def shared_text(
     return "\n\n".join(parts)
 
 
-def _cases(repository_context: RepositoryContext) -> list[str]:
+def _failing_case_parts(repository_context: RepositoryContext) -> list[str]:
     """Return the failing cases: those with output one by one, the others as a list."""
     parts = [fence(f"{case} fails now", text) for case, text in repository_context.cases if text]
     without_output = [case for case, text in repository_context.cases if not text]
@@ -295,7 +297,7 @@ def _cases(repository_context: RepositoryContext) -> list[str]:
 
 def approaches_prompt(system: str, shared: str, count: int) -> tuple[Message, ...]:
     """Ask for `count` distinct ways to do the task."""
-    return _pair(
+    return _system_and_user(
         system,
         shared,
         # No example here: a small model hands it back as its list.
@@ -328,10 +330,10 @@ def seat_prompt(
     elif answer_mode:
         instruction = (
             "If the task asks for a change, make it. If it is a question, change nothing: look at "
-            f"what you need, then finish with the whole answer. For {_answers(example, answer_mode)}\n"
+            f"what you need, then finish with the whole answer. For {_example_answers(example, answer_mode)}\n"
             "Now do the task."
         )
-    return _pair(system, shared, f"{ROLES[role]}{approach_section}\n{instruction}")
+    return _system_and_user(system, shared, f"{ROLES[role]}{approach_section}\n{instruction}")
 
 
 def review_prompt(
@@ -363,7 +365,7 @@ def review_prompt(
         if len(requirements) > 1
         else 'a "score"'
     )
-    return _pair(
+    return _system_and_user(
         system,
         shared,
         f"{judge}Now judge a colleague's answer instead of doing the task.\n\n"
@@ -378,7 +380,7 @@ def review_prompt(
 
 def contradiction_prompt(system: str, shared: str, tests: str) -> tuple[Message, ...]:
     """Ask whether tests by a seat contradict the task's text. No change of the code is shown."""
-    return _pair(
+    return _system_and_user(
         system,
         shared,
         "Now read tests that a colleague wrote for this task, instead of doing the task.\n\n"
@@ -395,7 +397,7 @@ def superseded_prompt(
 ) -> tuple[Message, ...]:
     """Ask which existing tests expect what the task asks to change. No code change is shown."""
     numbered = "\n".join(f"{number}. {case}" for number, case in enumerate(cases, 1))
-    return _pair(
+    return _system_and_user(
         system,
         shared,
         "Now read how a colleague changed existing tests, instead of doing the task.\n\n"
@@ -414,7 +416,7 @@ def superseded_prompt(
 
 def claim_prompt(system: str, shared: str, tests: str) -> tuple[Message, ...]:
     """Ask whether tests that pass on the base show that the task is already done."""
-    return _pair(
+    return _system_and_user(
         system,
         shared,
         "A colleague says that the repository already does what the task asks for, and wrote "
@@ -444,5 +446,5 @@ def revise_text(facts: str, reviews: Sequence[str], rivals: str = "") -> str:
     return "\n\n".join([*parts, *([rivals] if rivals else [])])
 
 
-def _pair(system: str, shared: str, last: str) -> tuple[Message, ...]:
+def _system_and_user(system: str, shared: str, last: str) -> tuple[Message, ...]:
     return (Message("system", system), Message("user", f"{shared}\n\n{last}"))

@@ -212,7 +212,7 @@ def claim_schema() -> ReplySchema:
 
 
 def numbered_schema(field: str, max_items: int) -> ReplySchema:
-    """Return the schema of a list of at most `most` numbered tests under a field, each with a
+    """Return the schema of a list of at most `max_items` numbered tests under a field, each with a
     reason.
     """
     item = closed_object(
@@ -253,14 +253,14 @@ def read_turn(
     _require_whole(reply)
     tools = OfferedTools(tuple(specs))
     try:
-        return _turn(read_parts(reply.text, tools), mode, tools, last=last)
+        return _turn_of(read_parts(reply.text, tools), mode, tools, last=last)
     except MalformedReplyError as error:
         raise MalformedReplyError(
             f"Your reply could not be used: {error} {_RIGHT[mode]}"
         ) from error
 
 
-def _turn(parts: ReplyParts, mode: ReplyMode, tools: OfferedTools, *, last: bool) -> Turn:
+def _turn_of(parts: ReplyParts, mode: ReplyMode, tools: OfferedTools, *, last: bool) -> Turn:
     actions, finish = parts.actions, parts.finish[-1] if parts.finish else ""
     if parts.commands and not (actions or finish or parts.python):
         if not tools.has_shell:
@@ -310,7 +310,9 @@ def read_document(reply: ChatReply) -> Turn:
         data = find_object(reply.text, *_DOCUMENT_FIELDS)
         finish = data.get("finish", data)
         if not isinstance(finish, Mapping):
-            return _turn(read_parts(reply.text, OfferedTools()), "json", OfferedTools(), last=True)
+            return _turn_of(
+                read_parts(reply.text, OfferedTools()), "json", OfferedTools(), last=True
+            )
     except MalformedReplyError as error:
         raise MalformedReplyError(
             f"Your reply could not be used: {error} Right is the one JSON object that the task "
@@ -401,14 +403,14 @@ def read_review(reply: ChatReply, criteria: int) -> ReadReview:
     unmet = tuple(item for item in list_of(data.get("unmet")) if _is_numbered(item, criteria))
     comment = data.get("comment")
     return ReadReview(
-        _mean_score(reply, _scores(data, criteria)),
+        _mean_score(reply, _read_scores(data, criteria)),
         met,
         unmet,
         comment[:1000] if isinstance(comment, str) else "",
     )
 
 
-def _scores(data: Mapping[str, Any], criteria: int) -> list[int]:
+def _read_scores(data: Mapping[str, Any], criteria: int) -> list[int]:
     if criteria > 1 and isinstance(scores := data.get("scores"), list):
         if len(scores) != criteria or not all(_is_score(score) for score in scores):
             raise MalformedReplyError(

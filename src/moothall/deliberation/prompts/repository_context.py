@@ -74,7 +74,7 @@ class _TokenBudget:
         self.tokens = count
 
     def clip(self, text: str, max_tokens: float) -> str:
-        """Return the text, cut to `most` tokens and to what is left, and subtract its tokens."""
+        """Return the text, cut to `max_tokens` and the remaining tokens, and subtract its tokens."""
         cut = clip(text, int(max(min(max_tokens, self.tokens), 0) * CHARS_PER_TOKEN))
         self.tokens -= tokens(cut)
         return cut
@@ -97,26 +97,25 @@ async def select_context(
         deciding, prepared.files, profile.folders, (*prepared.flaky, *profile.known_failures)
     )
     tests = failing_files(failing, prepared)
-    texts = {path: await _text(read, path) for path in tests[:_CASES]}
+    texts = {path: await _read_or_empty(read, path) for path in tests[:_CASES]}
     named = list(dict.fromkeys(named_files(description, prepared.files)))
-    hints = {path: await _text(read, path) for path in named[:_CASES] if looks_like_test(path)}
-    subjects = [*named, *_subjects(texts | hints, prepared.files)]
+    hints = {
+        path: await _read_or_empty(read, path) for path in named[:_CASES] if looks_like_test(path)
+    }
+    subjects = [*named, *_find_subjects(texts | hints, prepared.files)]
     survey = (
         await survey_code(
-            _order(failing, texts, subjects, prepared, description=description, budget=budget)
+            _survey_request(
+                failing, texts, subjects, prepared, description=description, budget=budget
+            )
         )
         if survey_code is not None
         else RepoMap()
     )
-    listing = clip(
-        "\n".join(prepared.files[:_LISTED]),
-        int(budget * CHARS_PER_TOKEN / (10 if survey.map else 5)),
-    )
-    if len(prepared.files) > _LISTED:
-        listing += f"\n… and {len(prepared.files) - _LISTED} more"
+    listing = _list_files(prepared.files, int(budget * CHARS_PER_TOKEN / (10 if survey.map else 5)))
     map_text = _whole_lines(survey.map, int(budget * _MIN_MAP_SHARE))
     guide = (
-        _head(await _text(read, GUIDE), min(budget * _GUIDE_SHARE, _GUIDE_TOKENS))
+        _first_lines(await _read_or_empty(read, GUIDE), min(budget * _GUIDE_SHARE, _GUIDE_TOKENS))
         if GUIDE in prepared.files
         else ""
     )
@@ -124,31 +123,36 @@ async def select_context(
         budget - tokens(listing) - tokens(map_text) - (tokens(guide) if guide else 0)
     )
     share = max(remaining.tokens * 2 // 5, 64)  # no file takes it all
-    cases = _cases(failing, remaining, budget * _CASES_SHARE)
-    failing_code = _failing_code(texts, survey.spans, remaining, share)
-    code = _code(survey.spans, texts, remaining, budget * _CODE_SHARE)
+    cases = _select_cases(failing, remaining, budget * _CASES_SHARE)
+    failing_code = _select_failing_tests(texts, survey.spans, remaining, share)
+    code = _select_code(survey.spans, texts, remaining, budget * _CODE_SHARE)
     candidates = sorted(dict.fromkeys([*subjects, *survey.defining_files]), key=looks_like_test)
     shown_paths = {*texts, *(span.path for span in survey.spans if looks_like_test(span.path))}
-    files = await _files(
+    files = await _select_files(
         [path for path in candidates if path not in shown_paths], read, remaining, share
     )
-    whole = {path for path, text in (*failing_code, *files) if not _CUT.search(text)}
+    uncut_paths = {path for path, text in (*failing_code, *files) if not _CUT.search(text)}
     map_text = _whole_lines(
-        _without_files(survey.map, whole), max(remaining.tokens, 0) + tokens(map_text)
+        _without_files(survey.map, uncut_paths), max(remaining.tokens, 0) + tokens(map_text)
     )
     return RepositoryContext(
         failing_code, files, listing, cases, code, map_text, survey.example, guide
     )
 
 
-async def _text(read: Read, path: str) -> str:
+def _list_files(files: Sequence[str], max_chars: int) -> str:
+    listing = clip("\n".join(files[:_LISTED]), max_chars)
+    return f"{listing}\n… and {len(files) - _LISTED} more" if len(files) > _LISTED else listing
+
+
+async def _read_or_empty(read: Read, path: str) -> str:
     try:
         return await read(path)
     except NotFound:
         return ""  # a submodule or a binary file
 
 
-def _order(
+def _survey_request(
     failing: Sequence[FailingCase],
     texts: dict[str, str],
     subjects: Sequence[str],
@@ -186,7 +190,7 @@ def _order(
     )
 
 
-def _cases(
+def _select_cases(
     failing: Sequence[FailingCase], remaining: _TokenBudget, max_tokens: float
 ) -> tuple[tuple[str, str], ...]:
     """Return the failing cases that fit with their output. Cases that fail in the same way have it
@@ -216,7 +220,7 @@ def _cases(
     return tuple(case_outputs)
 
 
-def _failing_code(
+def _select_failing_tests(
     texts: dict[str, str], spans: Sequence[CodePassage], remaining: _TokenBudget, share: int
 ) -> tuple[tuple[str, str], ...]:
     """Return the files of the failing tests; only the tests of long files."""
@@ -231,7 +235,7 @@ def _failing_code(
     return tuple(failing)
 
 
-def _code(
+def _select_code(
     spans: Sequence[CodePassage], texts: dict[str, str], remaining: _TokenBudget, max_tokens: float
 ) -> tuple[tuple[str, str], ...]:
     """Return the functions on the stacks of the failures, without tests."""
@@ -253,7 +257,7 @@ def _code(
     return tuple(code)
 
 
-async def _files(
+async def _select_files(
     paths: Sequence[str], read: Read, remaining: _TokenBudget, share: int
 ) -> tuple[tuple[str, str], ...]:
     files = []
@@ -277,7 +281,7 @@ def _without_files(text: str, paths: set[str]) -> str:
     return "\n".join(rows)
 
 
-def _head(text: str, max_tokens: float) -> str:
+def _first_lines(text: str, max_tokens: float) -> str:
     """Return the first lines of a text that fit."""
     cut = text[: int(max_tokens * CHARS_PER_TOKEN)]
     return cut.rstrip() if cut == text else cut.rpartition("\n")[0].rstrip()
@@ -353,12 +357,12 @@ def named_files(description: str, files: Sequence[str]) -> Iterator[str]:
             yield path
 
 
-def _subjects(failing: dict[str, str], files: Sequence[str]) -> Iterator[str]:
+def _find_subjects(failing: dict[str, str], files: Sequence[str]) -> Iterator[str]:
     """Yield the files that the failing tests import, then those with the name of a test file."""
     known_paths = set(files)
     for path, text in failing.items():
         folder = posixpath.dirname(path)
-        for module in _modules(text):
+        for module in _imported_modules(text):
             yield from _module_files(module, folder, files)
         for target in _REQUIRE.findall(text):
             base = posixpath.normpath(posixpath.join(folder, target))
@@ -383,7 +387,7 @@ def _subjects(failing: dict[str, str], files: Sequence[str]) -> Iterator[str]:
         )
 
 
-def _modules(text: str) -> Iterator[str]:
+def _imported_modules(text: str) -> Iterator[str]:
     for module, names in _IMPORT.findall(text):
         yield module
         yield from (f"{module}.{name.strip()}" for name in names.split(",") if name.strip())

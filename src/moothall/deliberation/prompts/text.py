@@ -26,10 +26,10 @@ def most_tokens(text: str) -> int:
     """Return an upper bound of the tokens of a text for any model. Ids, hashes, times and other
     scripts are denser than the words that `tokens` assumes. It is slower than `tokens`.
     """
-    return max(tokens(text), int(sum(map(_piece, _PIECE.finditer(text))) * _MARGIN) + 1)
+    return max(tokens(text), int(sum(map(_piece_tokens, _PIECE.finditer(text))) * _MARGIN) + 1)
 
 
-def _piece(match: re.Match[str]) -> int:
+def _piece_tokens(match: re.Match[str]) -> int:
     piece = match[0]
     if not piece.isascii():
         return (len(piece.encode("utf-8", "replace")) + 1) // 2

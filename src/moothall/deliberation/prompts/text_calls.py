@@ -194,7 +194,7 @@ def _no_constant(name: str) -> Any:
     raise MalformedReplyError(f"{name} is no JSON.")
 
 
-def _finite(number: str) -> float:
+def _parse_finite(number: str) -> float:
     value = float(number)
     if value in {float("inf"), float("-inf")}:
         raise MalformedReplyError(f"the number {number[:20]} is too large.")
@@ -202,7 +202,7 @@ def _finite(number: str) -> float:
 
 
 # strict=False: models put raw line breaks into strings, and what they mean is plain.
-_DECODER = json.JSONDecoder(strict=False, parse_constant=_no_constant, parse_float=_finite)
+_DECODER = json.JSONDecoder(strict=False, parse_constant=_no_constant, parse_float=_parse_finite)
 
 
 def decode(text: str, start: int = 0) -> tuple[Any, int]:
@@ -331,7 +331,7 @@ def _plain_name(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "_", name[:_MAX_NAME].lower())
 
 
-def _typed(value: str, shape: Mapping[str, Any]) -> Any:
+def _convert_value(value: str, shape: Mapping[str, Any]) -> Any:
     """Return a value of markup in the type of its argument's schema, or as text."""
     kinds = {
         shape.get("type"),
@@ -412,7 +412,7 @@ class _Scan:
         while position >= 0:
             self._parts = ReplyParts()
             try:
-                position = self._scan(position)
+                position = self._scan_from(position)
                 last = None
                 usable_parts = self._parts if self._parts.usable else usable_parts
             except MalformedReplyError as error:
@@ -423,7 +423,7 @@ class _Scan:
             raise failed
         return usable_parts or self._parts
 
-    def _scan(self, position: int) -> int:
+    def _scan_from(self, position: int) -> int:
         """Collect until a closing mark of reasoning without an opening one. Return the position
         after it, or -1 at the end.
         """
@@ -533,7 +533,9 @@ class _Scan:
                 )
                 key = parameter.group("key")
                 raw = 'string="true"' in (parameter.group("rest") or "")
-                arguments[key] = value if raw else _typed(value, mapping_of(shapes.get(key)))
+                arguments[key] = (
+                    value if raw else _convert_value(value, mapping_of(shapes.get(key)))
+                )
                 position = end.end() if end else len(text)
         self._add_call(mark.group("xml"), arguments)
         closed = _CALL_END.match(text, position)
@@ -558,7 +560,7 @@ class _Scan:
             end = _PAIR_END.search(text, pair.end())
             if end is None:
                 raise MalformedReplyError("<arg_value> is not closed by </arg_value>.")
-            arguments[pair.group("key")] = _typed(
+            arguments[pair.group("key")] = _convert_value(
                 text[pair.end() : end.start()], mapping_of(shapes.get(pair.group("key")))
             )
             position = end.end()
@@ -631,7 +633,7 @@ class _Scan:
     def _add_list(self, data: Mapping[str, Any], key: str, *, may_be_empty: bool) -> None:
         items = data[key]
         if isinstance(items, str):
-            items = _decoded(items)
+            items = _decode_or_none(items)
         if isinstance(items, dict):
             items = [items]
         if not isinstance(items, list) or not (items or may_be_empty):
@@ -657,7 +659,7 @@ class _Scan:
     def _add_action(self, item: Any) -> None:
         """Add a call. A call of `finish` or `submit` is the end."""
         if isinstance(item, str):
-            item = _decoded(item)
+            item = _decode_or_none(item)
         if not isinstance(item, dict):
             raise MalformedReplyError("an action is an object with 'tool' and 'args'.")
         data: Mapping[str, Any] = item
@@ -674,20 +676,20 @@ class _Scan:
             raise MalformedReplyError("an action does not name its tool.")
         name = self._tools.name_of(data[key])
         if name not in _FINISH_NAMES or self._tools.is_offered(name):
-            self._parts.actions.append(Action(name, _arguments(data, key)))
+            self._parts.actions.append(Action(name, _call_arguments(data, key)))
             return
         answer = next((data[field] for field in _ARGUMENT_KEYS if data.get(field)), "")
         texts = (
             [answer]
-            if answer and isinstance(answer, str) and _decoded(answer) is None
-            else _arguments(data, key).values()
+            if answer and isinstance(answer, str) and _decode_or_none(answer) is None
+            else _call_arguments(data, key).values()
         )
         self._parts.finish.append(
             next((text for text in texts if isinstance(text, str) and text.strip()), "Done.")
         )
 
 
-def _arguments(data: Mapping[str, Any], name_key: str) -> Mapping[str, Any]:
+def _call_arguments(data: Mapping[str, Any], name_key: str) -> Mapping[str, Any]:
     """Return a call's arguments: an object, one as text, or the fields beside the name."""
     tool = str(data[name_key])[:40]
     for key in _ARGUMENT_KEYS:
@@ -695,7 +697,7 @@ def _arguments(data: Mapping[str, Any], name_key: str) -> Mapping[str, Any]:
         if value is None or key == name_key:
             continue
         if isinstance(value, str):
-            value = _decoded(value) if value.strip() else {}
+            value = _decode_or_none(value) if value.strip() else {}
         if isinstance(value, dict):
             return value
         if key in {"args", "arguments"}:
@@ -710,7 +712,7 @@ def _arguments(data: Mapping[str, Any], name_key: str) -> Mapping[str, Any]:
     }
 
 
-def _decoded(text: str) -> Any:
+def _decode_or_none(text: str) -> Any:
     """Return the JSON value of a text, or None."""
     try:
         value, end = decode(text.strip())

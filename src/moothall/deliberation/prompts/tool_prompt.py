@@ -140,7 +140,7 @@ async def survey_repository(
         guides=await read_guides(prepared.files, named, read),
         map=_whole_lines(survey.map, _MAP_CHARS),
         listing=list_folders(prepared.files),
-        failing=tuple((item.case, _detail(item)) for item in near_cases[:_FAILED_SHOWN]),
+        failing=tuple((item.case, _case_detail(item)) for item in near_cases[:_FAILED_SHOWN]),
         other_failing=tuple(item.case for item in other_cases),
     )
 
@@ -231,7 +231,7 @@ def environment_text(prepared: Prepared, overview: Overview) -> str:
         folder = profile.folders.get(name, "")
         command = clip(shlex.join(argv), _COMMAND_CHARS)
         lines.append(
-            f"- {name}{f' (in {folder})' if folder else ''}: {command}: {_state(prepared, name)}"
+            f"- {name}{f' (in {folder})' if folder else ''}: {command}: {_check_state(prepared, name)}"
         )
     if overview.other_failing:
         more = len(overview.other_failing) - _FAILED_NAMED
@@ -242,7 +242,7 @@ def environment_text(prepared: Prepared, overview: Overview) -> str:
     return "\n".join(lines)
 
 
-def _state(prepared: Prepared, name: str) -> str:
+def _check_state(prepared: Prepared, name: str) -> str:
     run = prepared.runs.get(name)
     if run is None:
         return "not run yet"
@@ -271,7 +271,7 @@ def seat_prompt(
     return (Message("system", system), Message("user", f"{shared}\n\n{' '.join(seat_part)}"))
 
 
-def _detail(item: FailingCase) -> str:
+def _case_detail(item: FailingCase) -> str:
     return clip(item.detail.strip(), _FAILED_CHARS)
 
 

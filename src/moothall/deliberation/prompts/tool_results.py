@@ -161,11 +161,11 @@ CONFIRM = (
 
 
 def result_text(result: ToolResult, max_chars: int) -> str:
-    """Return the result of a call in about `most` characters."""
+    """Return the result of a call in about `max_chars` characters."""
     if result.status is ToolStatus.SUCCESS:
         return clip(_READERS.get(result.tool, output_text)(result.output), max_chars)
     if result.tool == "files.read" and isinstance(entries := result.output.get("entries"), list):
-        return clip(_folder(result.output, entries), max_chars)
+        return clip(_folder_text(result.output, entries), max_chars)
     output = dict(result.output)
     if isinstance(code := output.get("exit_code"), int) and code < 0:
         del output["exit_code"]  # the error says why it was ended
@@ -173,7 +173,7 @@ def result_text(result: ToolResult, max_chars: int) -> str:
     return clip(f"{result.status}: {result.error}\n{rest}".rstrip("\n"), max_chars)
 
 
-def _file(output: Mapping[str, Any]) -> str:
+def _file_text(output: Mapping[str, Any]) -> str:
     content, start, total = (
         str(output.get("content", "")),
         output.get("start"),
@@ -194,8 +194,8 @@ def _file(output: Mapping[str, Any]) -> str:
     )
 
 
-def _folder(output: Mapping[str, Any], entries: Sequence[Any]) -> str:
-    names = [_plain(name) for name in entries]
+def _folder_text(output: Mapping[str, Any], entries: Sequence[Any]) -> str:
+    names = [_plain_name(name) for name in entries]
     total = output.get("total", len(names))
     left_out = f", the first {len(names)} are shown" if output.get("truncated") else ""
     return "\n".join(
@@ -203,7 +203,7 @@ def _folder(output: Mapping[str, Any], entries: Sequence[Any]) -> str:
     )
 
 
-def _shell(output: Mapping[str, Any]) -> str:
+def _shell_text(output: Mapping[str, Any]) -> str:
     text, code = str(output.get("output", "")), output.get("exit_code")
     notes = (
         [f"ended by {_signal_name(-code)}" if code < 0 else f"exit code {code}"]
@@ -211,10 +211,10 @@ def _shell(output: Mapping[str, Any]) -> str:
         else []
     )
     if folder := output.get("working_directory"):
-        notes.append(f"the working directory is now {_plain(folder)}")
+        notes.append(f"the working directory is now {_plain_name(folder)}")
     if isinstance(processes := output.get("ended_processes"), list) and processes:
         notes.append(
-            f"background processes ended with the call: {', '.join(map(_plain, processes))}"
+            f"background processes ended with the call: {', '.join(map(_plain_name, processes))}"
         )
     known_fields = {"output", "exit_code", "working_directory", "ended_processes"}
     notes += [
@@ -233,24 +233,24 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _plain(value: object) -> str:
+def _plain_name(value: object) -> str:
     """Return a name by others on one line."""
     return str(value) if str(value).isprintable() else repr(str(value))
 
 
-def _edited(output: Mapping[str, Any]) -> str:
+def _edit_text(output: Mapping[str, Any]) -> str:
     return f"{output.get('path', '')}: {output.get('replaced', 0)} replaced"
 
 
-def _written(output: Mapping[str, Any]) -> str:
+def _write_text(output: Mapping[str, Any]) -> str:
     return f"{output.get('path', '')}: {output.get('bytes', 0)} bytes written"
 
 
 _READERS = {
-    "files.read": _file,
-    "code.shell": _shell,
-    "files.edit": _edited,
-    "files.write": _written,
+    "files.read": _file_text,
+    "code.shell": _shell_text,
+    "files.edit": _edit_text,
+    "files.write": _write_text,
 }
 
 
@@ -289,7 +289,7 @@ def is_clean(state: WorkspaceState, prepared: Prepared, left_out: Mapping[str, s
 def submission_text(
     state: WorkspaceState, prepared: Prepared, left_out: Mapping[str, str], max_chars: int
 ) -> str:
-    """Return the results of the checks near a submitted change in about `most` characters."""
+    """Return the results of the checks near a submitted change in about `max_chars` characters."""
     changed = ", ".join(state.patch.paths[:20]) if state.patch else ""
     parts = [f"Changed files: {changed}"]
     if left_out:
@@ -307,7 +307,9 @@ def submission_text(
         _left_out_text(name, prepared) for name in state.partial_checks if name not in state.runs
     ]
     if state.regressions:
-        parts.append(f"Passed before your change and not after it: {_names(state.regressions)}.")
+        parts.append(
+            f"Passed before your change and not after it: {_list_names(state.regressions)}."
+        )
     return clip("\n\n".join(parts), max_chars)
 
 
@@ -345,10 +347,10 @@ def _check_text(run: CheckRun, prepared: Prepared, max_chars: int, *, narrowed: 
         lines.append(f"stopped: {run.status}")
     if old:
         lines.append(
-            f"Failed before your change too, which does not count against you: {_names(old)}"
+            f"Failed before your change too, which does not count against you: {_list_names(old)}"
         )
     if new:
-        lines.append(f"New failures: {_names(new)}")
+        lines.append(f"New failures: {_list_names(new)}")
         lines += [
             f"{case}:\n{clip(run.details[case].strip(), _CASE_CHARS)}"
             for case in new[:_SHOWN_CASES]
@@ -359,7 +361,7 @@ def _check_text(run: CheckRun, prepared: Prepared, max_chars: int, *, narrowed: 
     return clip("\n".join(lines), max_chars)
 
 
-def _names(cases: Sequence[str]) -> str:
+def _list_names(cases: Sequence[str]) -> str:
     return ", ".join(cases[:_NAMED_CASES]) + (
         f" and {len(cases) - _NAMED_CASES} more" if len(cases) > _NAMED_CASES else ""
     )
