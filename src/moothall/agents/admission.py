@@ -208,7 +208,7 @@ _MAX_TRIES = 20
 _ANSWER_CHARS = 4_000
 _SESSION_SECONDS = 1800
 """The lifetime of a session's workspace since it was opened; then a new one is opened."""
-_HISTORY = 20
+_MAX_HISTORY_LINES = 20
 """The newest queries and answers of a session that are stored and sent with the next query."""
 """The part of each answer that a session stores."""
 
@@ -240,7 +240,7 @@ class AgentSessions:
             )
             else SessionContext()
         )
-        merged = SessionContext(
+        merged_session = SessionContext(
             session_id=session.session_id,
             history=session.history or stored.history,
             persistent_context={**stored.persistent_context, **session.persistent_context},
@@ -249,13 +249,18 @@ class AgentSessions:
             total_tokens_used=max(stored.total_tokens_used, session.total_tokens_used),
             total_cost_usd=max(stored.total_cost_usd, session.total_cost_usd),
         )
-        return replace(query, session=merged)
+        return replace(query, session=merged_session)
 
     async def record_turn(
-        self, query: Query, principal: Principal, turn: Sequence[str], used: SessionContext
+        self,
+        query: Query,
+        principal: Principal,
+        turn: Sequence[str],
+        context_changes: SessionContext,
     ) -> None:
-        """Add a question and its answer to a session, and the changes in `used`. Raises `Temporary`
-        if other writers keep interfering.
+        """Add a question and its answer to a session, and the changes of its context.
+
+        Raises `Temporary` if other writers keep interfering.
         """
         if not query.session.session_id:
             return
@@ -270,15 +275,17 @@ class AgentSessions:
             )
             updated = replace(
                 stored,
-                history=(*stored.history, *lines)[-_HISTORY:],
+                history=(*stored.history, *lines)[-_MAX_HISTORY_LINES:],
                 persistent_context={
                     **stored.persistent_context,
                     **query.session.persistent_context,
                 },
-                files_created=tuple(dict.fromkeys((*stored.files_created, *used.files_created))),
-                tools_used=tuple(dict.fromkeys((*stored.tools_used, *used.tools_used))),
-                total_tokens_used=stored.total_tokens_used + used.total_tokens_used,
-                total_cost_usd=stored.total_cost_usd + used.total_cost_usd,
+                files_created=tuple(
+                    dict.fromkeys((*stored.files_created, *context_changes.files_created))
+                ),
+                tools_used=tuple(dict.fromkeys((*stored.tools_used, *context_changes.tools_used))),
+                total_tokens_used=stored.total_tokens_used + context_changes.total_tokens_used,
+                total_cost_usd=stored.total_cost_usd + context_changes.total_cost_usd,
             )
             with suppress(AlreadyExists):
                 await self._bucket.replace(key, dump(updated), revision)
@@ -325,8 +332,8 @@ class AgentSessions:
 
     def _drop_closed(self) -> None:
         """Drop the workspaces that are closed."""
-        for key, opened in tuple(self._open.items()):
-            if not self._tool_sessions.is_open(opened.workspace):
+        for key, opened_session in tuple(self._open.items()):
+            if not self._tool_sessions.is_open(opened_session.workspace):
                 del self._open[key]
                 if not self._opening[key].locked():
                     del self._opening[key]

@@ -53,7 +53,11 @@ class ToolSequenceRunner:
         self._rates = Rates()
 
     async def run_tools(
-        self, principal: Principal, opened: OpenedSession, actions: Sequence[Action], task_id: str
+        self,
+        principal: Principal,
+        opened_session: OpenedSession,
+        actions: Sequence[Action],
+        task_id: str,
     ) -> tuple[ToolRun, ...]:
         """Run tools and return their results, in order. A failed tool does not stop the others.
 
@@ -71,7 +75,7 @@ class ToolSequenceRunner:
                     request_id, action.tool, action.arguments, datetime.now(UTC) + _MAX_CALL_TIME
                 )
                 result = self._too_often(principal, call) or await self._tool_sessions.call(
-                    principal, opened.workspace, opened.token, call
+                    principal, opened_session.workspace, opened_session.token, call
                 )
                 return ToolRun(action, f"{task_id}.{index}", result)
 
@@ -101,15 +105,15 @@ class ToolSequenceRunner:
 
 
 _MAX_SHOWN_NAMES = 5
-_DIRECT, _SEQUENCE, _ALLOWED = "tool_parameters", "tool_calls", "allowed_tools"
-_PROFILE, _TIER = "model_profile", "model_tier"
+_DIRECT_KEY, _SEQUENCE_KEY, _ALLOWED_KEY = "tool_parameters", "tool_calls", "allowed_tools"
+_PROFILE_KEY, _TIER_KEY = "model_profile", "model_tier"
 _TIERS = ("", "small", "medium", "large")
 _RESERVED_KEYS = {
-    _DIRECT,
-    _SEQUENCE,
-    _ALLOWED,
-    _PROFILE,
-    _TIER,
+    _DIRECT_KEY,
+    _SEQUENCE_KEY,
+    _ALLOWED_KEY,
+    _PROFILE_KEY,
+    _TIER_KEY,
     "tool",
     "tool_name",
     "name",
@@ -234,7 +238,7 @@ class Query:
         """The requested model: `context.model_profile`, else `context.model_tier` by number (1
         small, 2 medium, 3 large) or name.
         """
-        tier = self.context.get(_TIER, "")
+        tier = self.context.get(_TIER_KEY, "")
         if isinstance(tier, str):
             tier = tier.lower().removeprefix("model_tier_").replace("unspecified", "")
         elif (
@@ -245,10 +249,10 @@ class Query:
             tier = _TIERS[int(tier)]
         if tier not in _TIERS:
             raise InvalidRequest(
-                f"context.{_TIER} is {str(tier)[:40]!r}; there are 1 (small), 2 (medium) and 3 "
+                f"context.{_TIER_KEY} is {str(tier)[:40]!r}; there are 1 (small), 2 (medium) and 3 "
                 "(large)"
             )
-        return _read_text(self.context, _PROFILE) or tier
+        return _read_text(self.context, _PROFILE_KEY) or tier
 
     @property
     def length(self) -> int:
@@ -281,19 +285,21 @@ class Query:
         Raises `InvalidRequest` for names of tools that do not exist.
         """
         available = check_names(self.available_tools, catalogue, "available_tools")
-        allowed = self.context.get(_ALLOWED)
+        allowed = self.context.get(_ALLOWED_KEY)
         if allowed is None:
             return replace(self, available_tools=available)
         if not _are_names(allowed):
-            raise InvalidRequest(f"context.{_ALLOWED} is no list of names of tools")
-        names = list(check_names(allowed, catalogue, f"context.{_ALLOWED}"))
-        return replace(self, available_tools=available, context={**self.context, _ALLOWED: names})
+            raise InvalidRequest(f"context.{_ALLOWED_KEY} is no list of names of tools")
+        names = list(check_names(allowed, catalogue, f"context.{_ALLOWED_KEY}"))
+        return replace(
+            self, available_tools=available, context={**self.context, _ALLOWED_KEY: names}
+        )
 
     def tools(self) -> frozenset[str] | None:
         """Return the tools that an agent may use, None for all of its role. Searching the web and
         fetching pages imply each other. Call `with_known_tools` first.
         """
-        allowed = self.context.get(_ALLOWED)
+        allowed = self.context.get(_ALLOWED_KEY)
         restrictions = [
             frozenset(names)
             for names in (self.available_tools or None, allowed)
@@ -308,10 +314,10 @@ class Query:
         """Return the tools to run without a model, None if an agent is asked. Raises
         `InvalidRequest`, `Refused`.
         """
-        if _DIRECT in self.context:
+        if _DIRECT_KEY in self.context:
             actions: tuple[Action, ...] = (self._single_action(),)
-        elif _SEQUENCE in self.context:
-            actions = self._action_list(self.context[_SEQUENCE])
+        elif _SEQUENCE_KEY in self.context:
+            actions = self._action_list(self.context[_SEQUENCE_KEY])
         else:
             return None
         for action in actions:
@@ -320,7 +326,7 @@ class Query:
 
     def is_sequence(self) -> bool:
         """Return True if the query asks for a list of tools, not for one."""
-        return _DIRECT not in self.context and _SEQUENCE in self.context
+        return _DIRECT_KEY not in self.context and _SEQUENCE_KEY in self.context
 
     def instructions(self) -> str:
         """Return the query as an agent gets it, after the context of the session and of the
@@ -342,9 +348,9 @@ class Query:
         return "\n\n".join([*parts, self.query])
 
     def _single_action(self) -> Action:
-        parameters = self.context[_DIRECT]
+        parameters = self.context[_DIRECT_KEY]
         if not isinstance(parameters, Mapping):
-            raise InvalidRequest(f"context.{_DIRECT} is no object; give {{tool, parameters}}")
+            raise InvalidRequest(f"context.{_DIRECT_KEY} is no object; give {{tool, parameters}}")
         name = next(
             (
                 _read_text(source, key)
@@ -358,8 +364,8 @@ class Query:
             name = self.available_tools[0]
         if not name:
             raise InvalidRequest(
-                f"context.{_DIRECT} names no tool: give tool, tool_name or name, or one tool in "
-                "available_tools"
+                f"context.{_DIRECT_KEY} names no tool: give tool, tool_name or name, or one tool "
+                "in available_tools"
             )
         arguments = {
             key: value
@@ -370,7 +376,7 @@ class Query:
             _read_text(parameters, "tool") or _read_text(parameters, "tool_name")
         ):
             del arguments["name"]
-        return tool_action(name, {**arguments, **_read_parameters(parameters, _DIRECT)})
+        return tool_action(name, {**arguments, **_read_parameters(parameters, _DIRECT_KEY)})
 
     def _action_list(self, calls: Any) -> tuple[Action, ...]:
         if (
@@ -379,18 +385,18 @@ class Query:
             or not 1 <= len(calls) <= _MAX_CALLS
         ):
             raise InvalidRequest(
-                f"context.{_SEQUENCE} is no list of 1 to {_MAX_CALLS} objects with tool and "
+                f"context.{_SEQUENCE_KEY} is no list of 1 to {_MAX_CALLS} objects with tool and "
                 "parameters"
             )
         actions = []
         for index, item in enumerate(calls):
             if not isinstance(item, Mapping) or not _read_text(item, "tool"):
                 raise InvalidRequest(
-                    f"context.{_SEQUENCE}[{index}] names no tool; give {{tool, parameters}}"
+                    f"context.{_SEQUENCE_KEY}[{index}] names no tool; give {{tool, parameters}}"
                 )
             actions.append(
                 tool_action(
-                    _read_text(item, "tool"), _read_parameters(item, f"{_SEQUENCE}[{index}]")
+                    _read_text(item, "tool"), _read_parameters(item, f"{_SEQUENCE_KEY}[{index}]")
                 )
             )
         return tuple(actions)
@@ -401,9 +407,9 @@ class Query:
         """
         if self.available_tools and tool not in self.available_tools:
             raise Refused(f"{tool[:80]} is not among available_tools")
-        allowed = self.context.get(_ALLOWED)
+        allowed = self.context.get(_ALLOWED_KEY)
         if allowed is not None and tool not in allowed:
-            raise Refused(f"{tool[:80]} is not among context.{_ALLOWED}")
+            raise Refused(f"{tool[:80]} is not among context.{_ALLOWED_KEY}")
 
 
 def _are_names(value: object) -> bool:

@@ -44,7 +44,7 @@ _MAX_FILE_BYTES = 256_000
 
 
 @dataclass(frozen=True, slots=True)
-class Wrong:
+class SpecError:
     """An error in a file; line 0 means the whole file."""
 
     file: str
@@ -56,12 +56,12 @@ class Wrong:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedSpecs:
     """The valid specs by file, the errors, and notes such as unused keys."""
 
     specs: dict[str, Spec] = field(default_factory=dict)
-    wrong: tuple[Wrong, ...] = ()
-    notes: tuple[Wrong, ...] = ()
+    errors: tuple[SpecError, ...] = ()
+    notes: tuple[SpecError, ...] = ()
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
@@ -79,23 +79,23 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
     return files
 
 
-def load(paths: Sequence[Path]) -> Loaded:
+def load(paths: Sequence[Path]) -> LoadedSpecs:
     """Load files and folders; larger files than `_MAX_FILE_BYTES` are errors. Raises
     `InvalidRequest` for a path that does not exist.
     """
     specs: dict[str, Spec] = {}
-    errors: list[Wrong] = []
-    unused: list[Wrong] = []
+    errors: list[SpecError] = []
+    unused: list[SpecError] = []
     for path in dict.fromkeys(files_of(paths)):
         file = str(path)
         try:
             spec, node = _read_spec(path)
         except _InvalidFile as invalid:
-            errors += invalid.wrong
+            errors += invalid.errors
             continue
         specs[file] = spec
         unused += [
-            Wrong(
+            SpecError(
                 file,
                 _line_of(node, key_path),
                 f"{'.'.join(map(str, key_path))} is kept, and nothing is done by it",
@@ -105,9 +105,11 @@ def load(paths: Sequence[Path]) -> Loaded:
     files: dict[str, str] = {}
     for file, spec in list(specs.items()):
         if (first_file := files.setdefault(spec.name, file)) != file:
-            errors.append(Wrong(file, 0, f"{first_file} has an agent called {spec.name} already"))
+            errors.append(
+                SpecError(file, 0, f"{first_file} has an agent called {spec.name} already")
+            )
             del specs[file]
-    return Loaded(specs, tuple(errors), tuple(unused))
+    return LoadedSpecs(specs, tuple(errors), tuple(unused))
 
 
 def check_order(specs: Sequence[Spec]) -> tuple[str, ...]:
@@ -118,9 +120,9 @@ def check_order(specs: Sequence[Spec]) -> tuple[str, ...]:
 
 
 class _InvalidFile(Exception):
-    def __init__(self, wrong: Sequence[Wrong]) -> None:
+    def __init__(self, errors: Sequence[SpecError]) -> None:
         super().__init__()
-        self.wrong = wrong
+        self.errors = errors
 
 
 class _UnsupportedYaml(yaml.MarkedYAMLError):
@@ -158,19 +160,19 @@ def _read_spec(path: Path) -> tuple[Spec, yaml.Node]:
         with path.open("rb") as stream:
             raw = stream.read(_MAX_FILE_BYTES + 1)
         if len(raw) > _MAX_FILE_BYTES:
-            raise _InvalidFile([Wrong(file, 0, f"it has more than {_MAX_FILE_BYTES:,} bytes")])
+            raise _InvalidFile([SpecError(file, 0, f"it has more than {_MAX_FILE_BYTES:,} bytes")])
         node, data = _parse_yaml(file, raw.decode("utf-8"))
     except OSError as error:
-        raise _InvalidFile([Wrong(file, 0, error.strerror or str(error))]) from error
+        raise _InvalidFile([SpecError(file, 0, error.strerror or str(error))]) from error
     except RecursionError as error:
         raise _InvalidFile(
-            [Wrong(file, 0, "it is nested too deeply; write lists and maps that are flatter")]
+            [SpecError(file, 0, "it is nested too deeply; write lists and maps that are flatter")]
         ) from error
     except ValueError as error:  # invalid UTF-8, or a number that cannot be parsed
-        raise _InvalidFile([Wrong(file, 0, f"it is no YAML: {error}")]) from error
+        raise _InvalidFile([SpecError(file, 0, f"it is no YAML: {error}")]) from error
     if not isinstance(data, dict) or node is None:
         raise _InvalidFile(
-            [Wrong(file, 0, "it is no map of sections; metadata and objectives are needed")]
+            [SpecError(file, 0, "it is no map of sections; metadata and objectives are needed")]
         )
     try:
         spec = Spec.model_validate(data)
@@ -178,12 +180,12 @@ def _read_spec(path: Path) -> tuple[Spec, yaml.Node]:
     except ValidationError as error:
         raise _InvalidFile(
             [
-                Wrong(file, _line_of(node, field_error.place), _describe_error(field_error))
+                SpecError(file, _line_of(node, field_error.place), _describe_error(field_error))
                 for field_error in wrong_fields(error)
             ]
         ) from error
     except InvalidRequest as error:
-        raise _InvalidFile([Wrong(file, _line_of(node, ("tasks",)), error.message)]) from error
+        raise _InvalidFile([SpecError(file, _line_of(node, ("tasks",)), error.message)]) from error
     return spec, node
 
 
@@ -197,18 +199,20 @@ def _parse_yaml(file: str, text: str) -> tuple[yaml.Node | None, Any]:
         if node is None:
             return None, None
         if repeated := list(_repeated_keys(node)):
-            raise _InvalidFile([Wrong(file, line, f"{key} is set twice") for key, line in repeated])
+            raise _InvalidFile(
+                [SpecError(file, line, f"{key} is set twice") for key, line in repeated]
+            )
         return node, loader.construct_document(node)
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise _InvalidFile(
-            [Wrong(file, line, f"it has a sign that no text has, U+{error.character:04X}")]
+            [SpecError(file, line, f"it has a sign that no text has, U+{error.character:04X}")]
         ) from error
     except yaml.MarkedYAMLError as error:
         prefix = "" if isinstance(error, _UnsupportedYaml) else "it is no YAML: "
         mark = error.problem_mark
         raise _InvalidFile(
-            [Wrong(file, mark.line + 1 if mark else 0, f"{prefix}{error.problem}")]
+            [SpecError(file, mark.line + 1 if mark else 0, f"{prefix}{error.problem}")]
         ) from error
 
 
@@ -220,10 +224,10 @@ _MESSAGES = {
 }
 
 
-def _describe_error(wrong: WrongField) -> str:
-    location = ".".join(map(str, wrong.place))
-    message = _MESSAGES.get(wrong.fault, wrong.sentence)
-    if wrong.fault == "string_pattern_mismatch":  # only names have a pattern
+def _describe_error(wrong_field: WrongField) -> str:
+    location = ".".join(map(str, wrong_field.place))
+    message = _MESSAGES.get(wrong_field.fault, wrong_field.sentence)
+    if wrong_field.fault == "string_pattern_mismatch":  # only names have a pattern
         message = "a name is small letters, digits and dashes, at most 63, and begins with no dash"
     return f"{location}: {message}" if location else message
 
@@ -339,7 +343,7 @@ class AgentRun:
     """The most seconds of one run, whatever its spec says."""
     ended: dict[str, Ended] = field(default_factory=dict)
 
-    async def all(self, specs: Sequence[Spec]) -> Mapping[str, Ended]:
+    async def run_all(self, specs: Sequence[Spec]) -> Mapping[str, Ended]:
         """Run the agents and return how each ended, in their order. Raises `InvalidRequest` for a
         cycle or a missing dependency.
         """
@@ -433,12 +437,15 @@ class AgentRun:
             f"What {', '.join(ended.name for ended in completed)} did.",
             Constraints(),
         )
-        merged = await merge_commits(
+        merge_outcome = await merge_commits(
             self.deliberations, self._task_id(spec.name, "base"), commits, target, self.principal
         )
-        if not merged.commit_sha:
-            return None, f"what it needs could not be brought together: {failure_reason(merged)}"
-        return replace(self.repository, ref=merged.commit_sha), ""
+        if not merge_outcome.commit_sha:
+            return (
+                None,
+                f"what it needs could not be brought together: {failure_reason(merge_outcome)}",
+            )
+        return replace(self.repository, ref=merge_outcome.commit_sha), ""
 
     def _task_id(self, name: str, part: str) -> TaskId:
         return TaskId(f"{self.name[:20]}-{name[:20]}-{digest(self.name, name)[:8]}-{part}")

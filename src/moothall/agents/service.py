@@ -105,16 +105,18 @@ class _PartialAnswer:
     def __init__(self) -> None:
         self._sent = ""
 
-    def more(self, answer: str, progress: float, *, whole: bool = False) -> QueryUpdate | None:
+    def next_piece(
+        self, answer: str, progress: float, *, is_complete: bool = False
+    ) -> QueryUpdate | None:
         """Return the next piece. If the model starts another answer, its first piece says so."""
-        sent, continues = self._sent, answer.startswith(self._sent)
-        if answer == sent or (sent.startswith(answer) and not whole):
+        sent_text, continues = self._sent, answer.startswith(self._sent)
+        if answer == sent_text or (sent_text.startswith(answer) and not is_complete):
             return None
         self._sent = answer
         return QueryUpdate(
             "" if continues else ANSWER_RESTARTED,
             progress,
-            delta=answer[len(sent) :] if continues else answer,
+            delta=answer[len(sent_text) :] if continues else answer,
         )
 
 
@@ -216,10 +218,10 @@ class AgentTasks:
                     "are"
                 )
             yield QueryUpdate(f"runs {action.tool}", action=action)
-        async with self._sessions.workspace(query, principal) as opened:
+        async with self._sessions.workspace(query, principal) as opened_session:
             try:
                 runs = await self._sequence_runner.run_tools(
-                    principal, opened, actions, query.task_id
+                    principal, opened_session, actions, query.task_id
                 )
             except* MoothallError as group:
                 raise _first_error(group) from None
@@ -248,12 +250,12 @@ class AgentTasks:
     ) -> AsyncGenerator[QueryUpdate | Report]:
         request = await self._request_for(query, principal)
         task_id = check_task_id(request.task_id)
-        submitted = ended = False
+        is_submitted = is_ended = False
         answer, progress, served = _PartialAnswer(), 0.0, ""
         runs: list[ToolRun] = []
         try:
             submitted_request = await self._deliberations.submit(request, principal)
-            submitted = True
+            is_submitted = True
             events: AsyncGenerator[Recorded | Writing, None] = self._deliberations.watch(
                 task_id, 0, principal
             )
@@ -273,7 +275,7 @@ class AgentTasks:
                         )
                         yield QueryUpdate(progress=progress, ran=call)
                     update = (
-                        answer.more(item.answer, progress)
+                        answer.next_piece(item.answer, progress)
                         if isinstance(item, Writing)
                         else _update_of(item)
                     )
@@ -281,9 +283,9 @@ class AgentTasks:
                         progress = max(progress, update.progress)
                         yield update
             outcome = await self._deliberations.wait(task_id, principal)
-            ended = True
+            is_ended = True
         finally:
-            if submitted and not ended:
+            if is_submitted and not is_ended:
                 await asyncio.shield(self._cancel_deliberation(task_id, principal))
         report = _report_of(outcome, query)
         if report.status == "timeout" and query.timeout_seconds:
@@ -291,7 +293,8 @@ class AgentTasks:
             await asyncio.Event().wait()
         if (
             report.ok
-            and (last_piece := answer.more(report.result, progress, whole=True)) is not None
+            and (last_piece := answer.next_piece(report.result, progress, is_complete=True))
+            is not None
         ):
             yield last_piece
         yield replace(
@@ -471,12 +474,12 @@ def _update_of(recorded: Recorded) -> QueryUpdate | None:
 def _report_of(outcome: Outcome, query: Query) -> Report:
     """Return the report on a deliberation."""
     best = next((result for result in outcome.results if result.seat == outcome.winner_id), None)
-    about = {
+    attributes = {
         "branch": outcome.branch,
         "commit_sha": outcome.commit_sha,
         "winner_id": outcome.winner_id,
     }
-    details: dict[str, Any] = {name: value for name, value in about.items() if value}
+    details: dict[str, Any] = {name: value for name, value in attributes.items() if value}
     if best is not None and best.diff:
         details |= {
             "proven": outcome.proven,

@@ -149,8 +149,8 @@ def _file_schema(*types: str) -> WithJsonSchema:
     return WithJsonSchema({"type": [*types]})
 
 
-_LIST = _file_schema("array", "string", "object", "null")
-Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list), _LIST]
+_LIST_SCHEMA = _file_schema("array", "string", "object", "null")
+Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list), _LIST_SCHEMA]
 Words = Annotated[str, BeforeValidator(str), _file_schema("string", "number", "boolean")]
 
 
@@ -316,10 +316,10 @@ class Reporting(SpecPart):
 
     frequency: str = ""
     channels: Texts = ()
-    metrics: Annotated[tuple[Metric, ...], BeforeValidator(_read_metrics), _LIST] = ()
+    metrics: Annotated[tuple[Metric, ...], BeforeValidator(_read_metrics), _LIST_SCHEMA] = ()
 
 
-_MEASURED = _file_schema("string", "number")
+_MEASURED_SCHEMA = _file_schema("string", "number")
 
 
 class Limits(SpecPart):
@@ -328,13 +328,16 @@ class Limits(SpecPart):
     """
 
     max_memory: (
-        Annotated[float, _quantity_validator(_UNITS, '"512MB"'), Field(ge=64_000_000), _MEASURED]
+        Annotated[
+            float, _quantity_validator(_UNITS, '"512MB"'), Field(ge=64_000_000), _MEASURED_SCHEMA
+        ]
         | None
     ) = None
     max_cpu: (
-        Annotated[float, _quantity_validator({"%": 1}, '"75%"'), Field(gt=0), _MEASURED] | None
+        Annotated[float, _quantity_validator({"%": 1}, '"75%"'), Field(gt=0), _MEASURED_SCHEMA]
+        | None
     ) = None
-    timeout: Annotated[float, _quantity_validator(_SECONDS, '"2h"'), _MEASURED] | None = None
+    timeout: Annotated[float, _quantity_validator(_SECONDS, '"2h"'), _MEASURED_SCHEMA] | None = None
 
 
 class Security(SpecPart):
@@ -362,8 +365,10 @@ class Spec(SpecPart):
     model: Model = Model()
     capabilities: Texts = ()
     objectives: tuple[Objective, ...]
-    tasks: Annotated[tuple[Task, ...], BeforeValidator(_read_tasks), _LIST] = ()
-    dependencies: Annotated[tuple[Dependency, ...], BeforeValidator(_read_dependencies), _LIST] = ()
+    tasks: Annotated[tuple[Task, ...], BeforeValidator(_read_tasks), _LIST_SCHEMA] = ()
+    dependencies: Annotated[
+        tuple[Dependency, ...], BeforeValidator(_read_dependencies), _LIST_SCHEMA
+    ] = ()
     reporting: Reporting = Reporting()
     security: Security = Security()
     restart: Restart = Restart()

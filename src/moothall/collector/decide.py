@@ -43,7 +43,7 @@ GRACE = timedelta(seconds=10)
 QUORUM = 0.5
 RECHECK = "clean re-check"
 _MAX_REPORT_CHARS = 600  # of a report among the reasons
-_NOT_NEEDED = {SeatStatus.UNSTARTED, SeatStatus.CANCELLED}
+_UNNEEDED_STATUSES = {SeatStatus.UNSTARTED, SeatStatus.CANCELLED}
 
 
 def decision_deadline(state: DeliberationState, grace: timedelta) -> datetime | None:
@@ -135,7 +135,7 @@ def _missing_quorum(seats: Sequence[SeatOutcome], evaluated: int, quorum: float)
     needed_seats = [
         seat
         for seat in seats
-        if seat.status not in _NOT_NEEDED and seat.error_code != OUT_OF_PATIENCE
+        if seat.status not in _UNNEEDED_STATUSES and seat.error_code != OUT_OF_PATIENCE
     ]
     needed_count = max(1, len(needed_seats))
     if evaluated / needed_count >= quorum or not any(

@@ -30,7 +30,7 @@ _MAX_TASKS_PER_TENANT = 1000
 _MAX_TENANTS = 1000
 _MAX_FOLLOWED = 100
 _MAX_TEXT_CHARS = 500
-_FAILED = {DeliberationStatus.FAILED, DeliberationStatus.TIMEOUT}
+_FAILED_STATUSES = {DeliberationStatus.FAILED, DeliberationStatus.TIMEOUT}
 
 
 @dataclass(slots=True)
@@ -85,15 +85,15 @@ class Overview:
 
         state: live, ended or failed; '' for all.
         """
-        ended = await self._read_ended(principal.tenant)
+        ended_by_key = await self._read_ended(principal.tenant)
         live = (
             []
             if state in {"ended", "failed"}
-            else self._active_views(principal.tenant, ended).values()
+            else self._active_views(principal.tenant, ended_by_key).values()
         )
-        ended_views = [] if state == "live" else [*ended.values()][::-1]
+        ended_views = [] if state == "live" else [*ended_by_key.values()][::-1]
         if state == "failed":
-            ended_views = [view for view in ended_views if view.status in _FAILED]
+            ended_views = [view for view in ended_views if view.status in _FAILED_STATUSES]
         views = [*sorted(live, key=lambda view: view.requested, reverse=True), *ended_views]
         last = first + limit
         if not query:
@@ -111,9 +111,11 @@ class Overview:
 
     async def get_task(self, task_id: TaskId, principal: Principal) -> TaskView:
         """Return a task. Raises `NotFound`, also for another tenant's."""
-        ended = await self._read_ended(principal.tenant)
+        ended_by_key = await self._read_ended(principal.tenant)
         task_key = key_of(task_id, principal.tenant)
-        task = ended.get(task_key) or self._active_views(principal.tenant, ended).get(task_key)
+        task = ended_by_key.get(task_key) or self._active_views(principal.tenant, ended_by_key).get(
+            task_key
+        )
         if task is None:
             raise NotFound(f"no task {task_id!r}")
         return await self._with_request_fields(task, principal.tenant)

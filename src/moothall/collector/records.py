@@ -113,7 +113,7 @@ async def record_decision(bus: Bus, decision: Event, task_key: TaskKey) -> Outco
 
 
 _CHANNELS = (Channel.RESULTS, Channel.RESPONSES, Channel.WORDS)
-_OPEN = {DeliberationStatus.PENDING, DeliberationStatus.IN_PROGRESS}
+_OPEN_STATUSES = {DeliberationStatus.PENDING, DeliberationStatus.IN_PROGRESS}
 _MAX_DECIDED_IDS = 10_000
 _RETRY_SECONDS = 1.0
 
@@ -151,7 +151,7 @@ class Observer:
         """
         for name in await self._bus.keys():
             document = await self._bus.get(name)
-            if document is not None and document.get("status") in _OPEN:
+            if document is not None and document.get("status") in _OPEN_STATUSES:
                 await self._load_task(TaskKey(name))
         async with aclosing(
             self._bus.follow([channel.all for channel in _CHANNELS], last_seq)

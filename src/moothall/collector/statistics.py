@@ -103,8 +103,8 @@ class Statistics:
         range_ms: 0 for all decisions.
         """
         decisions, active = await self._read_decisions(principal)
-        since = self._clock().timestamp() * 1000 - range_ms if range_ms else -math.inf
-        recent = [decision for decision in decisions if decision.ended_at_ms >= since]
+        earliest_ms = self._clock().timestamp() * 1000 - range_ms if range_ms else -math.inf
+        recent = [decision for decision in decisions if decision.ended_at_ms >= earliest_ms]
         busy = {(deliberation.role, seat) for deliberation in active for seat in deliberation.seats}
         registered = {council.role: council for council in await self._councils.list(principal)}
         roles = sorted(
@@ -151,9 +151,9 @@ class Statistics:
             names = self._requests[run.task_key] = await self._read_models(run.task_key)
         model, seat_models = names
         usage: dict[str, Usage] = {}
-        for seat, used in run.seat_usage.items():
+        for seat, seat_usage in run.seat_usage.items():
             name = seat_models.get(seat, model)
-            usage[name] = usage.get(name, Usage()) + used
+            usage[name] = usage.get(name, Usage()) + seat_usage
         council = _subtract_usage(run.usage, sum(run.seat_usage.values(), start=Usage()))
         return usage | {model: usage.get(model, Usage()) + council}
 
@@ -244,13 +244,13 @@ def _parse_usage(data: Any) -> Usage:
     )
 
 
-def _subtract_usage(whole: Usage, share: Usage) -> Usage:
+def _subtract_usage(total: Usage, share: Usage) -> Usage:
     """Return the usage of the whole without a share, at least zero."""
     return Usage(
-        prompt_tokens=max(0, whole.prompt_tokens - share.prompt_tokens),
-        completion_tokens=max(0, whole.completion_tokens - share.completion_tokens),
-        calls=max(0, whole.calls - share.calls),
-        cost_usd=max(0.0, whole.cost_usd - share.cost_usd),
+        prompt_tokens=max(0, total.prompt_tokens - share.prompt_tokens),
+        completion_tokens=max(0, total.completion_tokens - share.completion_tokens),
+        calls=max(0, total.calls - share.calls),
+        cost_usd=max(0.0, total.cost_usd - share.cost_usd),
     )
 
 

@@ -482,10 +482,12 @@ class ToolChat:
         """Return the model's notes, or an empty string. The call is number 0 of the turn, because
         tool calls are numbered from 1.
         """
-        *before, last = self._prompt_messages()
+        *earlier_messages, last_message = self._prompt_messages()
         try:
             reply = await self._call_model(
-                f"{step}.0", (*before, _append_to_message(last, _ASK_FOR_NOTES)), deadline
+                f"{step}.0",
+                (*earlier_messages, _append_to_message(last_message, _ASK_FOR_NOTES)),
+                deadline,
             )
         except ContextOverflow:
             return ""

@@ -93,7 +93,7 @@ class ProgressEstimate:
         completed_share = seat_progress(
             self._turns.get(seat, 0),
             self.deliberation.max_turns,
-            proposed=kind in _PROPOSED,
+            proposed=kind in _PROPOSAL_EVENTS,
             ended=kind is EventType.SEAT_FINISHED,
         )
         self._seat_progress[seat] = max(completed_share, self._seat_progress.get(seat, 0.0))
@@ -138,7 +138,7 @@ _CURRENT_TASKS: Mapping[EventType, str] = {
     EventType.SEAT_REVISED: "revised, being re-checked",
     EventType.SEAT_FINISHED: "ended",
 }
-_PROPOSED = {EventType.SEAT_PROPOSED, EventType.SEAT_REVISED}
+_PROPOSAL_EVENTS = {EventType.SEAT_PROPOSED, EventType.SEAT_REVISED}
 
 
 # Publishing.
@@ -240,7 +240,7 @@ def model_call(
     """Trace one call; pass its reply to the yielded function. `messages` are those that are sent,
     without secrets.
     """
-    started = perf_counter()
+    started_at = perf_counter()
     model, outcome = _NO_MODEL, "INTERNAL"
     attributes = _request_attributes(request, called) if telemetry.is_recording() else None
     with (
@@ -273,7 +273,7 @@ def model_call(
             raise
         finally:
             telemetry.metrics.MODEL_CALLS.add(model, outcome)
-            seconds = perf_counter() - started
+            seconds = perf_counter() - started_at
             telemetry.metrics.MODEL_CALL_SECONDS.observe(seconds, model)
             error_type = "" if outcome == "ok" else outcome
             telemetry.metrics.GENAI_SECONDS.observe(
@@ -442,9 +442,9 @@ class StreamedReply:
     @property
     def writing(self) -> Writing:
         """The text so far, without secrets."""
-        whole = re.sub(r"\S+\Z", "", "".join(self._pieces))
-        key_start = whole.rfind(_PRIVATE_KEY_HEADER)
-        if key_start >= 0 and "-----END " not in whole[key_start:]:
-            whole = whole[:key_start]
-        clean = self._clean(whole)
+        text = re.sub(r"\S+\Z", "", "".join(self._pieces))
+        key_start = text.rfind(_PRIVATE_KEY_HEADER)
+        if key_start >= 0 and "-----END " not in text[key_start:]:
+            text = text[:key_start]
+        clean = self._clean(text)
         return Writing(self._seat, clean[-_MAX_PARTIAL_CHARS:], answer_so_far(clean))

@@ -49,7 +49,7 @@ _INSTRUCTIONS = (
     "Change the files in this folder; there is no network. Do not commit. Nobody can answer "
     "questions. At the end, say in a few sentences what you changed and why."
 )
-_EXECUTING, _WRITING = "code.shell", "files."
+_EXECUTING_TOOL, _WRITING_PREFIX = "code.shell", "files."
 
 
 def harness_of(council: DeliberationContext, seat: str) -> tuple[str, ...]:
@@ -121,20 +121,20 @@ async def _collect_patch(
 def _create_task(
     council: DeliberationContext, seat_state: SeatState, deadline: datetime, remarks: str
 ) -> HarnessTask:
-    named = council.seat_models.by_seat[seat_state.seat]
+    seat_model = council.seat_models.by_seat[seat_state.seat]
     gateway, deliberation = council.dependencies.gateway, council.deliberation
     grant = grant_of(deliberation, gateway, council.prepared)
     names = {spec.name for spec in gateway.list_tools(deliberation.tenant, grant)}
     return HarnessTask(
-        argv=named.llm.harness,
+        argv=seat_model.llm.harness,
         prompt=_write_prompt(deliberation, remarks),
-        model=named.about.model or named.llm.model or "model",
-        window=named.llm.context_tokens,
-        max_tokens=named.llm.max_tokens,
+        model=seat_model.about.model or seat_model.llm.model or "model",
+        window=seat_model.llm.context_tokens,
+        max_tokens=seat_model.llm.max_tokens,
         seconds=max(seconds_until(deadline) - _CLOSING_SECONDS, 1.0),
-        variables=tuple(named.llm.harness_env.items()),
-        may_execute=_EXECUTING in names,
-        may_write=any(spec.startswith(_WRITING) and spec != "files.read" for spec in names),
+        variables=tuple(seat_model.llm.harness_env.items()),
+        may_execute=_EXECUTING_TOOL in names,
+        may_write=any(spec.startswith(_WRITING_PREFIX) and spec != "files.read" for spec in names),
     )
 
 

@@ -307,7 +307,7 @@ class _Tests:
     """
 
     def __init__(self, failing: Sequence[tuple[str, str]], examples: Sequence[Example]) -> None:
-        assertions_by_test = {test: _find_assertions(whole) for test, whole in failing}
+        assertions_by_test = {test: _find_assertions(test_text) for test, test_text in failing}
         example_assertions = {
             _normalize_assertion(f"assert {call} == {value}") for call, value in examples
         }
@@ -329,8 +329,8 @@ class _Tests:
             ]
         )
         self.whole_files = [
-            fence(f"{test}, which fails now and must pass", whole)
-            for test, whole in failing
+            fence(f"{test}, which fails now and must pass", test_text)
+            for test, test_text in failing
             if not assertions_by_test[test]
         ]
 

@@ -231,14 +231,14 @@ def _choose_cases(
         *find_cases_near(by_file.get("", ()), subjects),
     ]
     used_ms: float = sum(base.durations.get(case, 0) for case in required)
-    chosen = dict.fromkeys(required)
+    selected_cases = dict.fromkeys(required)
     # For runners that do not report how long each case took.
     average_ms = 0 if base.durations else base.duration_ms / max(len(base.cases), 1)
     for case in nearest:
-        used_ms += base.durations.get(case, average_ms) if case not in chosen else 0
+        used_ms += base.durations.get(case, average_ms) if case not in selected_cases else 0
         if used_ms <= max_ms:
-            chosen[case] = None
-    return tuple(chosen)
+            selected_cases[case] = None
+    return tuple(selected_cases)
 
 
 async def check_changes(

@@ -409,7 +409,7 @@ async def _propose_all(council: DeliberationContext, seat_states: Sequence[SeatS
             council, 1 if _protocol_of(council).one_seat else len(council.seat_states)
         )
     tasks: list[tuple[SeatState, asyncio.Task[None]]] = []
-    started = datetime.now(UTC)
+    started_at = datetime.now(UTC)
     waiting: list[asyncio.Task[None]] = []
 
     async def propose_and_decide(seat_state: SeatState) -> None:
@@ -421,7 +421,9 @@ async def _propose_all(council: DeliberationContext, seat_states: Sequence[SeatS
                 task.cancel()
         elif all(task.done() for task in waiting) and _starts_patience(council):
             waiting.append(
-                group.create_task(_cancel_late_seats(council, tasks, datetime.now(UTC) - started))
+                group.create_task(
+                    _cancel_late_seats(council, tasks, datetime.now(UTC) - started_at)
+                )
             )
         if waiting and all(
             other_state.drafts or task.done() or other_state is seat_state
@@ -438,14 +440,14 @@ async def _propose_all(council: DeliberationContext, seat_states: Sequence[SeatS
 
 def _cancel_open_seats(tasks: Sequence[tuple[SeatState, asyncio.Task[None]]]) -> list[SeatState]:
     """Cancel the seats without a proposal and return them."""
-    stopped = [
+    open_seats = [
         (seat_state, task)
         for seat_state, task in tasks
         if not seat_state.drafts and not task.done()
     ]
-    for _, task in stopped:
+    for _, task in open_seats:
         task.cancel()
-    return [seat_state for seat_state, _ in stopped]
+    return [seat_state for seat_state, _ in open_seats]
 
 
 async def _cancel_late_seats(
@@ -459,11 +461,11 @@ async def _cancel_late_seats(
     await _confirm_first(council)
     if not any(item.level is EvidenceLevel.PROVEN for item in council.judged):
         return
-    stopped = _cancel_open_seats(tasks)
+    stopped_seats = _cancel_open_seats(tasks)
     await asyncio.gather(
-        *(task for seat_state, task in tasks if seat_state in stopped), return_exceptions=True
+        *(task for seat_state, task in tasks if seat_state in stopped_seats), return_exceptions=True
     )
-    for seat_state in stopped:
+    for seat_state in stopped_seats:
         seat_state.record_end(
             SeatStatus.LATE,
             OUT_OF_PATIENCE,
@@ -560,16 +562,18 @@ def _answers_agree(council: DeliberationContext) -> bool:
     behave the same.
     """
     latest = [seat_state.latest for seat_state in council.proposers]
-    started = [
+    active_seats = [
         seat_state
         for seat_state in council.seat_states
         if seat_state.status is not SeatStatus.UNSTARTED
     ]
     if council.about_text:
-        return len({item.proposal.content for item in latest}) == 1 and len(latest) == len(started)
+        return len({item.proposal.content for item in latest}) == 1 and len(latest) == len(
+            active_seats
+        )
     behaviours = {item.assessment.behaviour for item in latest}
     return (
-        len(latest) == len(started)
+        len(latest) == len(active_seats)
         and len(behaviours) == 1
         and all(solves(item) for item in latest)
     )

@@ -309,11 +309,11 @@ class ToolLoop:
         round_.summary = summary or round_.summary
         if self._examine is not None:
             return await self._examine_submit(round_, call, self._examine)
-        before = round_.state
+        earlier_state = round_.state
         round_.state, checks_ran = await check_changes(
             round_.workspace,
             round_.prepared,
-            before,
+            earlier_state,
             round_.step(0),
             clean=self.conversation.model.clean,
             max_seconds=OWN_CHECK_SECONDS,
@@ -329,8 +329,12 @@ class ToolLoop:
         if checks_ran:
             checks.update(state.runs)
             # Only files written by tools count: most files left by commands are build products.
-            written = [result for result in round_.results if result.tool.startswith("files.")]
-            round_.submits.left_out = find_ignored_writes(written, before.patch, state.patch)
+            write_results = [
+                result for result in round_.results if result.tool.startswith("files.")
+            ]
+            round_.submits.left_out = find_ignored_writes(
+                write_results, earlier_state.patch, state.patch
+            )
         confirmed = round_.submits.digest == state.change_digest
         round_.submits.digest = state.change_digest
         round_.ended = confirmed or is_clean(state, round_.prepared, round_.submits.left_out)

@@ -293,13 +293,15 @@ class BudgetAccount:
 
     def fold_closed(self, max_closed: int) -> BudgetAccount:
         """Return the account with all but the last `max_closed` closed entries summed up in one."""
-        closed = [key for key, draw in self.draws.items() if key and draw.granted == draw.spent]
-        if len(closed) <= max_closed:
+        closed_keys = [
+            key for key, draw in self.draws.items() if key and draw.granted == draw.spent
+        ]
+        if len(closed_keys) <= max_closed:
             return self
-        folded = {*closed[: len(closed) - max_closed], ""} & self.draws.keys()
+        folded = {*closed_keys[: len(closed_keys) - max_closed], ""} & self.draws.keys()
         total = _sum_amounts(self.draws[key].spent for key in folded)
-        rest = {key: draw for key, draw in self.draws.items() if key not in folded}
-        return replace(self, draws={"": BudgetDraw(total, total), **rest})
+        kept_draws = {key: draw for key, draw in self.draws.items() if key not in folded}
+        return replace(self, draws={"": BudgetDraw(total, total), **kept_draws})
 
 
 def _sum_amounts(amounts: Iterable[Amount]) -> Amount:

@@ -24,7 +24,7 @@ FAILS_AFTER = "its tests do not pass on the commit"
 UNSTEADY = "its tests differ from run to run"
 NO_CASES = "no test runner reported its tests"
 
-_SOURCE = frozenset(
+_SOURCE_SUFFIXES = frozenset(
     [
         "py",
         "pyx",
@@ -137,7 +137,7 @@ def is_source(path: str) -> bool:
     """
     *folders, name = path.split("/")
     return (
-        name.rpartition(".")[2].lower() in _SOURCE
+        name.rpartition(".")[2].lower() in _SOURCE_SUFFIXES
         and not is_test(path)
         and _NON_SOURCE_FOLDERS.isdisjoint(folders)
     )
@@ -235,13 +235,15 @@ def compare_runs(
     kept = [
         case for case in passing if before.cases.get(case, untouched_outcomes.get(case)) == "passed"
     ]
-    rest = [case for case in passing if case not in {*kept} and before.cases.get(case) != "skipped"]
+    candidates = [
+        case for case in passing if case not in {*kept} and before.cases.get(case) != "skipped"
+    ]
     fixed = (
-        [case for case in rest if _fails_before(before, case, text)]
+        [case for case in candidates if _fails_before(before, case, text)]
         if before.status == "success"
         else []
     )
-    reason = "" if fixed else UNNAMED if rest else PASSES_BEFORE
+    reason = "" if fixed else UNNAMED if candidates else PASSES_BEFORE
     return HiddenCases(tuple(fixed), tuple(kept) if fixed else (), reason)
 
 

@@ -151,7 +151,7 @@ _GO, _RUST, _PYTHON, _NODE = (
     "node:22-bookworm",
 )
 _IMAGES = {"go": _GO, "cargo": _RUST, "python": _PYTHON, "python3": _PYTHON, "pytest": _PYTHON}
-_KEYS = ("parent", "commit", "cases", "kept", "paths", "commands")
+_METADATA_KEYS = ("parent", "commit", "cases", "kept", "paths", "commands")
 _SHA = re.compile(r"[0-9a-f]{40}")
 
 
@@ -232,7 +232,7 @@ class Harbor:
             {
                 "commit": metadata.get("parent"),
                 "cases": {},
-                **{key: metadata[key] for key in _KEYS if key in metadata},
+                **{key: metadata[key] for key in _METADATA_KEYS if key in metadata},
                 "id": check_id(name, f"the name of {place}"),
                 "repository": repository,
                 "text": _read_task_file(place, "instruction.md").strip(),
@@ -298,7 +298,9 @@ def _read_task_file(place: Path, name: str, *, needed: bool = True) -> str:
 
 def _config_text(task: Task) -> str:
     """Return task.toml."""
-    metadata = {key: value for key, value in codec.dump(task).items() if key in _KEYS and value}
+    metadata = {
+        key: value for key, value in codec.dump(task).items() if key in _METADATA_KEYS and value
+    }
     document: dict[str, Any] = {
         "schema_version": _HARBOR_SCHEMA,
         "task": {"name": f"moothall/{task.id}", "description": task.text.partition("\n")[0][:200]},

@@ -29,14 +29,14 @@ from moothall.repositories.service import RepositoryService
 # Walk the history of a repository, and make repositories that end with a commit.
 
 
-_TAGS = 200
+_MAX_TAGS = 200
 
 
 async def list_commits(clone: TrustedClone, sha: str, max_commits: int) -> AsyncIterator[Commit]:
-    """Yield the newest commits of a history, at most `max_commits`, without merges and with the changed
-    paths.
+    """Yield the newest commits of a history, at most `max_commits`, without merges and with the
+    changed paths.
     """
-    listed = await clone.call(
+    log_output = await clone.call(
         "log",
         "-z",
         "--no-merges",
@@ -45,9 +45,9 @@ async def list_commits(clone: TrustedClone, sha: str, max_commits: int) -> Async
         "--no-show-signature",
         sha,
     )
-    if listed.status:
-        raise RepositoryError(f"the history cannot be read: {listed.reason}")
-    for entry in listed.out.decode(errors="replace").split("\0"):
+    if log_output.status:
+        raise RepositoryError(f"the history cannot be read: {log_output.reason}")
+    for entry in log_output.out.decode(errors="replace").split("\0"):
         commit, parents, message = (*entry.split("\x01", 2), "", "")[:3]
         if not commit:
             continue
@@ -83,15 +83,15 @@ async def seal(git: GitRunner, clone: TrustedClone, sha: str, folder: Path) -> N
         cwd=making.parent,
     )
     # Build tools read versions from tags.
-    listed = await clone.call(
+    tag_output = await clone.call(
         "for-each-ref",
-        f"--count={_TAGS}",
+        f"--count={_MAX_TAGS}",
         "--sort=-creatordate",
         "--format=%(refname)",
         f"--merged={sha}",
         "refs/tags",
     )
-    tags = listed.out.decode(errors="surrogateescape").splitlines()
+    tags = tag_output.out.decode(errors="surrogateescape").splitlines()
     fetched = await git.call(
         "fetch",
         "--quiet",
@@ -120,7 +120,7 @@ Rewrite = Callable[[str], Awaitable[str]]
 COMMITS = "commits.jsonl"
 UNUSABLE = "its parent cannot be set up or checked"
 REFUSED = "its change cannot be applied as a patch"
-_SUBJECT = 60
+_MAX_SUBJECT_CHARS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,9 @@ class Miner:
                 or f"task {len(repository_tasks)}: "
                 f"{count_cases(task.cases) if task else 0} hidden tests"
             )
-            self.report_progress(f"{commit.sha[:10]} {commit.subject[:_SUBJECT]}: {words}")
+            self.report_progress(
+                f"{commit.sha[:10]} {commit.subject[:_MAX_SUBJECT_CHARS]}: {words}"
+            )
         return repository_tasks[:tasks]
 
     async def _examine_commit(
@@ -190,7 +192,8 @@ class Miner:
         if reason:
             return {"why": reason}, None
         self.report_progress(
-            f"{commit.sha[:10]} {commit.subject[:_SUBJECT]}: running its tests before and after"
+            f"{commit.sha[:10]} {commit.subject[:_MAX_SUBJECT_CHARS]}: "
+            "running its tests before and after"
         )
         try:
             task = await self._create_task(commit, clone, ref, origin, commands)

@@ -132,7 +132,7 @@ def _tiles_html(report: Mapping[str, Any]) -> str:
         key=lambda item: (item["solved"]["share"], -item["tokens"]["value"]),
         default=None,
     )
-    wrong = sum(item["wrong"][EvidenceLevel.REPRODUCED.value] for item in configurations)
+    wrong_count = sum(item["wrong"][EvidenceLevel.REPRODUCED.value] for item in configurations)
     levels = [level for level in EvidenceLevel if level.independent]
     independent = sum(
         item["precision"][level.value]["total"] for item in configurations for level in levels
@@ -144,7 +144,7 @@ def _tiles_html(report: Mapping[str, Any]) -> str:
             f"{100 * best['solved']['share']:.0f} %" if best else "-",
             f"solved by {text(best['config'], 30)}" if best else "solved",
         ),
-        (f"{wrong}", "reproduced and wrong"),
+        (f"{wrong_count}", "reproduced and wrong"),
         (f"{independent}", f"winners {' or '.join(level.words for level in levels)}"),
         (f"{sum(row['tokens'] for row in rows):,}", "tokens in all"),
     ]

@@ -59,7 +59,7 @@ _STOPS = frozenset(
     }
 )
 """Codes of errors that the next task would meet, too."""
-_NUMBERS, _WORDS = ("agents", "limit", "budget"), ("protocol", "model")
+_NUMBER_KEYS, _TEXT_KEYS = ("agents", "limit", "budget"), ("protocol", "model")
 """The options that a configuration may have of its own."""
 _MAX_NAME_CHARS = 40
 _NO_WINNER = Judgement(solved=False)
@@ -385,9 +385,9 @@ def own_settings(settings: Settings, folder: Path) -> Settings:
 @asynccontextmanager
 async def open_judge(settings: Settings) -> AsyncIterator[tuple[RepositoryService, Judge]]:
     """Open the workspaces in which hidden tests run."""
-    alone = settings.workspace.model_copy(update={"warm": 0})
+    workspace_settings = settings.workspace.model_copy(update={"warm": 0})
     async with open_workspace_services(
-        settings.model_copy(update={"workspace": alone})
+        settings.model_copy(update={"workspace": workspace_settings})
     ) as services:
         yield services.repositories, Judge(services.repositories, services.workspaces)
 
@@ -422,9 +422,9 @@ def read_configurations(
         return [Configuration("default", own_settings(default, folder), options)]
     configurations: dict[str, Configuration] = {}
     for argument in named:
-        name, mark, rest = argument.partition("=")
-        file, *pairs = rest.split(",")
-        if not (name and mark and rest):
+        name, mark, value = argument.partition("=")
+        file, *pairs = value.split(",")
+        if not (name and mark and value):
             raise InvalidRequest(
                 f"--config {argument[:80]!r} is not NAME=FILE; write --config small=small.toml"
             )
@@ -453,14 +453,14 @@ def _with_options(options: Options, name: str, pairs: Sequence[str]) -> Options:
     overrides: dict[str, int | str] = {}
     for pair in pairs:
         key, _, value = pair.partition("=")
-        if key in _NUMBERS and value.isdecimal() and int(value):
+        if key in _NUMBER_KEYS and value.isdecimal() and int(value):
             overrides[key] = int(value)
-        elif key in _WORDS and value:
+        elif key in _TEXT_KEYS and value:
             overrides[key] = value.replace("+", ",") if key == "model" else value
         else:
             raise InvalidRequest(
                 f"--config {name}: {pair[:80]!r} is no option; there are "
-                f"{', '.join(f'{key}=NUMBER' for key in _NUMBERS)} and "
-                f"{', '.join(f'{key}=NAME' for key in _WORDS)}"
+                f"{', '.join(f'{key}=NUMBER' for key in _NUMBER_KEYS)} and "
+                f"{', '.join(f'{key}=NAME' for key in _TEXT_KEYS)}"
             )
     return replace(options, **overrides)  # type: ignore[arg-type] # by the keys above

@@ -32,7 +32,7 @@ from moothall.repositories.patch_rules import is_test
 
 
 FOLDER = "tasks"
-_DELETE = "Delete it to go on without that task"
+_DELETE_HINT = "Delete it to go on without that task"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,11 @@ def read_task(path: Path) -> Task:
         task = codec.load(Task, json.loads(path.read_text(encoding="utf-8")))
         check_id(task.id, "the task")
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the task file {path} is not JSON: {error}. {_DELETE}") from error
+        raise InvalidRequest(
+            f"the task file {path} is not JSON: {error}. {_DELETE_HINT}"
+        ) from error
     except InvalidRequest as error:
-        raise InvalidRequest(f"the task file {path}: {error.message}. {_DELETE}") from error
+        raise InvalidRequest(f"the task file {path}: {error.message}. {_DELETE_HINT}") from error
     return task
 
 
@@ -294,10 +296,12 @@ class Judge:
         """Run checks with the hidden tests, without the fix and with it."""
         sides: list[dict[str, CheckRun]] = []
         for diff in ("", fix):
-            ran: dict[str, CheckRun] = {}
-            for check, some in paths.items():
-                ran |= (await _run_hidden_tests(runs, check, some, (tests, diff), str(number))).runs
-            sides.append(ran)
+            runs_by_check: dict[str, CheckRun] = {}
+            for check, check_paths in paths.items():
+                runs_by_check |= (
+                    await _run_hidden_tests(runs, check, check_paths, (tests, diff), str(number))
+                ).runs
+            sides.append(runs_by_check)
         return sides[0], sides[1]
 
 

@@ -239,14 +239,14 @@ def how_it_ended(outcome: Outcome) -> str:
 
 def _join_lines(lines: Sequence[str]) -> str:
     """Join lines up to the maximum length of a body."""
-    joined: list[str] = []
+    joined_lines: list[str] = []
     size = 0
     for line in lines:
         size += len(line) + 1
         if size > _BODY_CHARS:
-            return "\n".join([*joined, "", "… `moothall show` has the rest."])
-        joined.append(line)
-    return "\n".join(joined)
+            return "\n".join([*joined_lines, "", "… `moothall show` has the rest."])
+        joined_lines.append(line)
+    return "\n".join(joined_lines)
 
 
 def _failed_seats(outcome: Outcome) -> list[str]:

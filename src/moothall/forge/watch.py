@@ -343,10 +343,10 @@ class Watch:
             story_id=task_of(self._settings.url, repository, issue.number),
             origin=FORGE,
         )
-        for earlier in reversed(finished):
-            outcome = await self._find_outcome(earlier)
+        for earlier_task in reversed(finished):
+            outcome = await self._find_outcome(earlier_task)
             if outcome is not None and outcome.status.ended:
-                return replace(request, follows=earlier)
+                return replace(request, follows=earlier_task)
         return request
 
     async def _find_outcome(self, task_id: str) -> Outcome | None:

@@ -56,7 +56,7 @@ _REMEDIES = {
     "reasoning_effort": "a value of MOOTHALL_LLM__REASONING_EFFORT that the server accepts, or "
     "none",
 }
-_ESSENTIAL = frozenset({"model", "messages", "tools"})
+_ESSENTIAL_PARAMETERS = frozenset({"model", "messages", "tools"})
 _STRICT = re.compile(
     r"\bstrict\b.{0,80}(?:extra|unknown|unexpected|unrecogni[sz]ed|permitted|not supported)",
     re.IGNORECASE | re.DOTALL,
@@ -302,20 +302,20 @@ class Capabilities:
         self.only_reasons = self.only_reasons or (has_no_answer and bool(reasoning))
         self.reasoning_fields.update(name for name in reasoning if name != "extras")
 
-    def learn_from_refusal(self, error: Rejected, sent: Mapping[str, Any]) -> None:
-        """Record what the refusal of the chat body `sent` says about its parts."""
+    def learn_from_refusal(self, error: Rejected, sent_body: Mapping[str, Any]) -> None:
+        """Record what the refusal of the chat body `sent_body` says about its parts."""
         if not self.api_fixed and self.api == "chat" and _RESPONSES.search(error.text):
             self._change_parameter("api", "responses", "chat completions for this request", error)
         elif is_overflow(error):
             self._learn_window(error.text)
-        elif self._learn_form(error, sent) or self._learn_parameters(error, sent):
+        elif self._learn_form(error, sent_body) or self._learn_parameters(error, sent_body):
             pass
         elif _REASONING_PATTERN.search(error.text) and not _MISSING.search(error.text):
             self._change_parameter(
                 "sends_reasoning", False, "the reasoning of earlier replies", error
             )
 
-    def _learn_form(self, error: Rejected, sent: Mapping[str, Any]) -> bool:
+    def _learn_form(self, error: Rejected, sent_body: Mapping[str, Any]) -> bool:
         """Record what a refusal says about the form of messages and tools. Return whether it says
         anything.
         """
@@ -323,7 +323,7 @@ class Capabilities:
             self.refused_keywords |= keywords
             self._log_refusal(f"the keywords {', '.join(sorted(keywords))} in tools", error)
             return True
-        roles = {message["role"] for message in sent["messages"]}
+        roles = {message["role"] for message in sent_body["messages"]}
         for pattern, name, value, description in _MESSAGE_FORMS:
             if (
                 pattern.search(error.text)
@@ -334,25 +334,25 @@ class Capabilities:
                 return True
         return False
 
-    def _learn_parameters(self, error: Rejected, sent: Mapping[str, Any]) -> bool:
+    def _learn_parameters(self, error: Rejected, sent_body: Mapping[str, Any]) -> bool:
         """Record which parameters a refusal names. Return whether it names one."""
         names = [
             name
-            for name in sent
-            if name not in _ESSENTIAL and self._mentions_name(name, error.text)
+            for name in sent_body
+            if name not in _ESSENTIAL_PARAMETERS and self._mentions_name(name, error.text)
         ]
         if error.param in names:
             names = [error.param]
         for name in names:
-            self._drop_parameter(name, error, sent)
+            self._drop_parameter(name, error, sent_body)
         return bool(names)
 
-    def available_reply_tokens(self, error: Rejected, sent: Mapping[str, Any]) -> int:
+    def available_reply_tokens(self, error: Rejected, sent_body: Mapping[str, Any]) -> int:
         """Return how many tokens the refusal says are left for the reply; 0 if it does not say, or
         if they are too few.
         """
         window = read_window(error.text)
-        used = next(
+        used_tokens = next(
             (
                 int(match[1].replace(",", ""))
                 for pattern in _INPUT_TOKENS_PATTERNS
@@ -360,12 +360,12 @@ class Capabilities:
             ),
             0,
         )
-        limit = int(sent.get(self.limit_name) or 0)
-        available = window - used
-        if "at least" in error.text and used:  # the server stopped counting there
+        limit = int(sent_body.get(self.limit_name) or 0)
+        available = window - used_tokens
+        if "at least" in error.text and used_tokens:  # the server stopped counting there
             available = min(available, limit // 4)
         minimum = max(_MIN_REPLY_TOKENS, min(1024, limit // 4))
-        return available if window and used and limit > available >= minimum else 0
+        return available if window and used_tokens and limit > available >= minimum else 0
 
     def _learn_window(self, message: str) -> None:
         window = read_window(message)
@@ -383,11 +383,11 @@ class Capabilities:
         )
         return bool(re.search(pattern, text, re.IGNORECASE))
 
-    def _drop_parameter(self, name: str, error: Rejected, sent: Mapping[str, Any]) -> None:
+    def _drop_parameter(self, name: str, error: Rejected, sent_body: Mapping[str, Any]) -> None:
         if name in _LIMIT_NAMES:
-            self._learn_limit(name, error, int(sent[name]))
+            self._learn_limit(name, error, int(sent_body[name]))
         elif name == "response_format":
-            self._learn_schema(error, sent)
+            self._learn_schema(error, sent_body)
         else:
             self.refused[name] = one_line(error.message)
             self._log_refusal(name, error)
@@ -404,8 +404,8 @@ class Capabilities:
             self.limit_name = next(iter(_LIMIT_NAMES[_LIMIT_NAMES.index(name) + 1 :]), "")
             self._log_refusal(name, error)
 
-    def _learn_schema(self, error: Rejected, sent: Mapping[str, Any]) -> None:
-        json_schema = sent["response_format"].get("json_schema", {})
+    def _learn_schema(self, error: Rejected, sent_body: Mapping[str, Any]) -> None:
+        json_schema = sent_body["response_format"].get("json_schema", {})
         schema = json_schema.get("schema")
         if _STRICT.search(error.text) and self.strict_flag and json_schema.get("strict"):
             self._change_parameter("strict_flag", False, "strict", error)
@@ -413,7 +413,7 @@ class Capabilities:
             self._change_parameter("schema", "strict", "this JSON schema", error)
         elif (
             self.schema != "none"
-            and self._adapt_format(sent["response_format"]) == sent["response_format"]
+            and self._adapt_format(sent_body["response_format"]) == sent_body["response_format"]
         ):
             self._change_parameter("schema", "none", "JSON schemas", error)
 
@@ -512,23 +512,25 @@ def _fold_system(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _join_tools(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Append each user message that follows a tool message to that tool message."""
-    joined: list[dict[str, Any]] = []
+    merged_messages: list[dict[str, Any]] = []
     for message in messages:
-        if joined and message["role"] == "user" and joined[-1]["role"] == "tool":
-            joined[-1]["content"] = f"{joined[-1]['content']}\n\n{message['content']}"
+        if merged_messages and message["role"] == "user" and merged_messages[-1]["role"] == "tool":
+            merged_messages[-1]["content"] = (
+                f"{merged_messages[-1]['content']}\n\n{message['content']}"
+            )
         else:
-            joined.append(dict(message))
-    return joined
+            merged_messages.append(dict(message))
+    return merged_messages
 
 
 def _merge_consecutive(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Join consecutive text messages of one role."""
-    joined: list[dict[str, Any]] = []
+    merged_messages: list[dict[str, Any]] = []
     for message in messages:
-        last = joined[-1] if joined else None
+        last = merged_messages[-1] if merged_messages else None
         plain = set(message) == {"role", "content"} and isinstance(message["content"], str)
         if last and plain and set(last) == {"role", "content"} and last["role"] == message["role"]:
             last["content"] = f"{last['content']}\n\n{message['content']}"
         else:
-            joined.append(dict(message))
-    return joined
+            merged_messages.append(dict(message))
+    return merged_messages

@@ -207,10 +207,10 @@ class OpenAIModel:
             reasoning_tokens = self._capabilities.reasoning_tokens
             max_tokens = request.max_tokens + reasoning_tokens
             adapted = self._capabilities.adapt({**body, "max_tokens": max_tokens})
-            sent = self._capabilities.limit_reply(adapted, reply_limit)
+            sent_body = self._capabilities.limit_reply(adapted, reply_limit)
             try:
                 attempt = functools.partial(
-                    self._send_once, sent, request.call_id, until, on_text, owns_work
+                    self._send_once, sent_body, request.call_id, until, on_text, owns_work
                 )
                 reply = await self._retry_until(request.call_id, deadline, until, attempt)
             except Rejected as error:
@@ -220,7 +220,9 @@ class OpenAIModel:
                     is_schema_probe=request.call_id == _PROBE_ID and request.schema is not None,
                 )
                 available = (
-                    0 if reply_limit else self._capabilities.available_reply_tokens(error, sent)
+                    0
+                    if reply_limit
+                    else self._capabilities.available_reply_tokens(error, sent_body)
                 )
                 if (
                     not available
@@ -239,14 +241,14 @@ class OpenAIModel:
             return self._restore_schema(request, replace(reply, usage=usage))
 
     def _learn_from_refusal(
-        self, error: Rejected, sent: Mapping[str, Any], *, is_schema_probe: bool
+        self, error: Rejected, sent_body: Mapping[str, Any], *, is_schema_probe: bool
     ) -> None:
         """Record what a refusal says about the request. Raise it again if it says nothing, or if it
         answers a probe of schemas.
         """
         if error.status not in _REFUSAL_STATUSES:
             raise error
-        self._capabilities.learn_from_refusal(error, sent)
+        self._capabilities.learn_from_refusal(error, sent_body)
         if is_schema_probe and self._capabilities.schema == "none":
             raise error
 
@@ -431,27 +433,27 @@ class OpenAIModel:
     ) -> str:
         configured = self._settings.model
         try:
-            listed = await self._retry_until(call_id, deadline, until, self._list_models)
+            served_models = await self._retry_until(call_id, deadline, until, self._list_models)
         except Rejected as error:
             if configured and error.status in {400, 404, 405, 501}:
                 return configured  # the server has no list; the first call shows a wrong name
             raise self._translate_error(error) from error
-        if configured and configured not in listed:
+        if configured and configured not in served_models:
             raise ConfigurationError(
                 f"{self._url} has no model {configured!r}; it has: "
-                f"{', '.join(listed)[:_NAMES_SHOWN] or 'none'} (MOOTHALL_LLM__MODEL)"
+                f"{', '.join(served_models)[:_NAMES_SHOWN] or 'none'} (MOOTHALL_LLM__MODEL)"
             )
-        if not listed:
+        if not served_models:
             raise ConfigurationError(
                 f"{self._url} lists no models; name one with MOOTHALL_LLM__MODEL"
             )
-        name = configured or next(iter(listed))
-        self._dialect = Dialect(self._settings, [listed[name].owner])
+        name = configured or next(iter(served_models))
+        self._dialect = Dialect(self._settings, [served_models[name].owner])
         capabilities = self._capabilities
         capabilities.model, capabilities.owner, capabilities.window = (
             name,
-            listed[name].owner,
-            listed[name].window,
+            served_models[name].owner,
+            served_models[name].window,
         )
         capabilities.window_source = "the server's list of models" if capabilities.window else ""
         return name
@@ -480,7 +482,7 @@ class OpenAIModel:
         """Send the request once."""
         if owns_work is not None and not owns_work():
             raise asyncio.CancelledError
-        started = time.monotonic()
+        started_at = time.monotonic()
         by_responses = self._capabilities.api == "responses"
         partial_reply = ResponsesReply() if by_responses else PartialReply()
         reader = ChatResponseReader(self._base_url, self._max_reply_bytes, on_text, partial_reply)
@@ -494,10 +496,10 @@ class OpenAIModel:
         await self._exchange_request(
             "POST", url, reader, until, body=encode(payload), headers=headers, owns_work=owns_work
         )
-        return self._read_reply(reader, body, call_id, started)
+        return self._read_reply(reader, body, call_id, started_at)
 
     def _read_reply(
-        self, reader: ChatResponseReader, body: dict[str, Any], call_id: str, started: float
+        self, reader: ChatResponseReader, body: dict[str, Any], call_id: str, started_at: float
     ) -> ChatReply:
         """Return the complete reply, which may be empty. Raise `Failed` if it was cut off."""
         partial = reader.reply
@@ -535,7 +537,7 @@ class OpenAIModel:
             finish_reason,
             count_usage(partial.usage, prompt_chars, partial.size, self._settings),
             partial.model or body["model"],
-            round((time.monotonic() - started) * 1000),
+            round((time.monotonic() - started_at) * 1000),
             calls=calls,
             reasoning=json.dumps(reasoning, ensure_ascii=False) if reasoning else "",
             digits=tuple(partial.digits),

@@ -134,11 +134,11 @@ class _Child:
         """
         pause = _PAUSE_SECONDS
         while self.process is not None:
-            started = time.monotonic()
+            started_at = time.monotonic()
             code = await self.process.wait()
             pause = (
                 _PAUSE_SECONDS
-                if time.monotonic() - started > _STABLE_SECONDS
+                if time.monotonic() - started_at > _STABLE_SECONDS
                 else min(pause * 2, _MAX_PAUSE_SECONDS)
             )
             log.warning("the local model ended; restarting it", exit_code=code, delay=pause)

@@ -40,14 +40,14 @@ def split_thinking(text: str) -> tuple[str, str]:
     return text[: closed_tag.start()], text[closed_tag.end() :].lstrip("\n")
 
 
-def _is_answer(before: str) -> bool:
+def _is_answer(preceding_text: str) -> bool:
     """Return whether the text before a lone closing tag is part of the answer."""
-    if _ANSWER_TAG.search(before) or before.count(_FENCE) % 2:
+    if _ANSWER_TAG.search(preceding_text) or preceding_text.count(_FENCE) % 2:
         return True
-    if not before.lstrip().startswith("{"):
+    if not preceding_text.lstrip().startswith("{"):
         return False
     try:
-        json.JSONDecoder(strict=False).raw_decode(before.lstrip())
+        json.JSONDecoder(strict=False).raw_decode(preceding_text.lstrip())
     except (ValueError, RecursionError):
         return True  # the tag is inside an object that is not complete before it
     return False
@@ -95,17 +95,19 @@ def split_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> tuple[list[dic
         *_find_mistral_calls(text),
         *_find_json_calls(text),
     )
-    rest, position = [], 0
+    remaining_pieces, position = [], 0
     calls: list[dict[str, Any]] = []
     for begin, end, name, arguments in sorted(matches, key=lambda match: match[:2]):
         if name not in offered:
             continue
         if begin < position and end != position:
             continue  # within the arguments of another call
-        rest.append(text[position:begin])
+        remaining_pieces.append(text[position:begin])
         position = max(position, end)
         calls.append({"function": {"name": name, "arguments": arguments}})
-    return calls, _EMPTY_FENCE.sub("", "".join([*rest, text[position:]])).strip() if calls else text
+    return calls, _EMPTY_FENCE.sub(
+        "", "".join([*remaining_pieces, text[position:]])
+    ).strip() if calls else text
 
 
 def _find_hermes_calls(text: str) -> Iterator[CallMatch]:
@@ -224,13 +226,13 @@ class CallReader:
         """Return the calls. Missing and repeated ids are replaced by ids derived from `seed`, so
         that the same reply always gets the same ids.
         """
-        used: set[str] = set()
+        used_ids: set[str] = set()
         calls = []
         for number, call in enumerate(self.calls):
             call_id = call.call_id
-            if not call_id or call_id in used:
+            if not call_id or call_id in used_ids:
                 call_id = short_id(seed, str(number))
-            used.add(call_id)
+            used_ids.add(call_id)
             call.call_id = call_id
             calls.append(FunctionCall(call_id, call.name, call.arguments))
         return tuple(calls)

@@ -97,12 +97,12 @@ def _translate_schema(value: Any) -> Any:
         else _make_nullable(_translate_schema(item))
         for name, item in value["properties"].items()
     }
-    rest = {
+    other_fields = {
         name: _translate_schema(item)
         for name, item in supported.items()
         if name not in {"properties", "required", "additionalProperties"}
     }
-    return rest | {
+    return other_fields | {
         "properties": properties,
         "required": list(properties),
         "additionalProperties": False,
@@ -289,9 +289,9 @@ def _read_sample(line: str) -> tuple[str, float | None]:
     if line.startswith("#"):
         return "", None
     name = line.partition("{")[0].partition(" ")[0]
-    _, _, rest = line.rpartition("}") if "{" in line else line.partition(" ")
+    _, _, value_text = line.rpartition("}") if "{" in line else line.partition(" ")
     try:
-        value = float(rest.split()[0])
+        value = float(value_text.split()[0])
     except (IndexError, ValueError):
         return name, None
     return name, value if isfinite(value) and value >= 0 else None

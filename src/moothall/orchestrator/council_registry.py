@@ -101,11 +101,11 @@ REQUEST_PARAMS: Mapping[str, _ApplyParam] = {
 
 def check_protocol(name: str) -> ProtocolName:
     """Return the protocol, the default one for an empty name. Raises `InvalidRequest`."""
-    chosen = name.strip().lower() or DEFAULT_PROTOCOL
+    protocol_name = name.strip().lower() or DEFAULT_PROTOCOL
     for protocol in PROTOCOLS:
-        if protocol == chosen:
+        if protocol == protocol_name:
             return protocol
-    matches = get_close_matches(chosen, PROTOCOLS, 1)
+    matches = get_close_matches(protocol_name, PROTOCOLS, 1)
     hint = f"; did you mean {matches[0]}?" if matches else ""
     raise InvalidRequest(f"unknown protocol {name[:40]!r}; there are {', '.join(PROTOCOLS)}{hint}")
 
@@ -281,8 +281,8 @@ class CouncilRegistry:
         event = write(
             event_type, f"council-{role}", dict(data), ordinal=ordinal, tenant=principal.tenant
         )
-        after = apply_event(councils, event)
-        if after != councils:
+        changed_councils = apply_event(councils, event)
+        if changed_councils != councils:
             seq = await self._bus.publish(event)
             await self.refresh()
             await self._check_order(event, seq)

@@ -347,7 +347,7 @@ def _describe_kind(kind: TaskKind, fields: Sequence[str]) -> str:
 _TOPICS = (Channel.RESPONSES.all,)
 _MAX_TASKS = 1_000
 """The newest decisions of a tenant from which models are chosen."""
-_STOPPED = frozenset({SeatStatus.CANCELLED, SeatStatus.UNSTARTED})
+_STOPPED_STATUSES = frozenset({SeatStatus.CANCELLED, SeatStatus.UNSTARTED})
 
 
 class TrackRecord:
@@ -360,7 +360,7 @@ class TrackRecord:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._seq = 0
-        self._outcomes: dict[str, FIFOCache[TaskKey, _Ended]] = {}
+        self._outcomes: dict[str, FIFOCache[TaskKey, _EndedTask]] = {}
         self._tasks: FIFOCache[TaskKey, PastTask | None] = FIFOCache(10 * _MAX_TASKS)
         self._reading = asyncio.Lock()
 
@@ -373,7 +373,7 @@ class TrackRecord:
                 self._seq = recorded.seq
                 if recorded.event.type is EventType.DELIBERATION_DECIDED:
                     self._add_event(recorded.event.tenant, recorded.event.data)
-            ended: Mapping[TaskKey, _Ended] = self._outcomes.get(tenant, {})
+            ended: Mapping[TaskKey, _EndedTask] = self._outcomes.get(tenant, {})
             tasks = [await self._read_task(key, seats) for key, seats in ended.items()]
         return [task for task in tasks if task is not None]
 
@@ -385,7 +385,7 @@ class TrackRecord:
         ended = self._outcomes.setdefault(tenant, FIFOCache(_MAX_TASKS))
         ended.setdefault(TaskKey(outcome.task_id), _reduce_outcome(outcome))
 
-    async def _read_task(self, key: TaskKey, ended: _Ended) -> PastTask | None:
+    async def _read_task(self, key: TaskKey, ended: _EndedTask) -> PastTask | None:
         """Return a task with what its request says; None if nothing can be learned from it."""
         if key not in self._tasks:
             recorded = await self._log.first(Channel.RESULTS.of(key))
@@ -399,7 +399,7 @@ class TrackRecord:
         return self._tasks[key]
 
 
-_Ended = tuple[Mapping[str, Attempt], str]
+_EndedTask = tuple[Mapping[str, Attempt], str]
 """What each seat that worked achieved, without its model, and the language of the changes."""
 
 
@@ -429,7 +429,7 @@ def past_task(
     )
 
 
-def _reduce_outcome(outcome: Outcome) -> _Ended:
+def _reduce_outcome(outcome: Outcome) -> _EndedTask:
     paths = [part.path for result in outcome.results for part in file_diffs(result.diff)]
     attempts = {
         seat.seat: _attempt_of(
@@ -453,5 +453,7 @@ def has_worked(seat: SeatOutcome) -> bool:
     cancellation, says nothing about its model.
     """
     return (
-        seat.usage.calls > 0 and seat.status not in _STOPPED and seat.error_code != OUT_OF_PATIENCE
+        seat.usage.calls > 0
+        and seat.status not in _STOPPED_STATUSES
+        and seat.error_code != OUT_OF_PATIENCE
     )

@@ -277,12 +277,12 @@ class DeliberationService:
         if not choice.models:
             return replace(planned, choice=choice.reason)
         named = ",".join(model or DEFAULT for model in choice.models)
-        chosen = self._plan_request(replace(request, model=named, num_agents=seats), principal)
+        chosen_plan = self._plan_request(replace(request, model=named, num_agents=seats), principal)
         return replace(
             planned,
-            seats=chosen.seats,
-            model=chosen.model,
-            seat_models=chosen.seat_models,
+            seats=chosen_plan.seats,
+            model=chosen_plan.model,
+            seat_models=chosen_plan.seat_models,
             choice=choice.reason,
         )
 
@@ -568,7 +568,9 @@ class DeliberationService:
             async for recorded in self._bus.replay((Channel.WORDS.of(task_key),))
         }
         steering[event.id] = event
-        total_chars = sum(len(str(sent.data.get("message", ""))) for sent in steering.values())
+        total_chars = sum(
+            len(str(steering_event.data.get("message", ""))) for steering_event in steering.values()
+        )
         if total_chars > STEERING_CHARS:
             raise InvalidRequest(
                 "the messages to a deliberation have at most "

@@ -177,9 +177,9 @@ def _choose_best(by_rules: StoryDraft, reply: str) -> WrittenStory:
     best = WrittenStory(by_rules, RULES, score(by_rules))
     with suppress(InvalidRequest):  # a story that is too long is not used
         draft = check(read_story(reply))
-        written = WrittenStory(draft, MODEL, score(draft))
+        model_story = WrittenStory(draft, MODEL, score(draft))
         # With equal scores the first, by rules, wins: rules invent nothing.
-        return max(best, written, key=lambda item: item.score.total)
+        return max(best, model_story, key=lambda item: item.score.total)
     return best
 
 

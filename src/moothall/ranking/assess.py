@@ -98,14 +98,14 @@ def assess(
     ]
     decisive = [comparison for comparison in comparisons if comparison.name not in profile.advisory]
     fixed = _fixed_cases(decisive, own_tests, altered, unrelated)
-    needed = [comparison for comparison in comparisons if comparison.name in required]
-    nothing_passed = not any(comparison.has_passing for comparison in needed)
+    mandatory = [comparison for comparison in comparisons if comparison.name in required]
+    nothing_passed = not any(comparison.has_passing for comparison in mandatory)
     proven = any(fixed.values())
-    concerned = {item.name: item.concerned_cases(changed, task) for item in needed if not proven}
+    concerned = {item.name: item.concerned_cases(changed, task) for item in mandatory if not proven}
     undone = {name for name, cases in concerned.items() if nothing_passed or cases}
     unsolved = [case for cases in concerned.values() for case in cases]
-    regressions = {case for comparison in needed for case in comparison.lost}
-    still_failing = {case for comparison in needed for case in comparison.still_failing}
+    regressions = {case for comparison in mandatory for case in comparison.lost}
+    still_failing = {case for comparison in mandatory for case in comparison.still_failing}
     return Assessment(
         applies=applies,
         required=required,

@@ -297,13 +297,13 @@ def _item_end(text: str, position: int, brace_ends: Mapping[int, int]) -> int:
 
 def _match_braces(text: str) -> dict[int, int]:
     """Return by the position of each opening brace the position after its closing brace."""
-    ends, opened = dict[int, int](), list[int]()
+    end_positions, open_positions = dict[int, int](), list[int]()
     for match in _BRACES.finditer(text):
         if match[0] == "{":
-            opened.append(match.start())
-        elif match[0] == "}" and opened:
-            ends[opened.pop()] = match.end()
-    return ends
+            open_positions.append(match.start())
+        elif match[0] == "}" and open_positions:
+            end_positions[open_positions.pop()] = match.end()
+    return end_positions
 
 
 def _bracket_end(text: str, position: int) -> int:

@@ -134,15 +134,17 @@ class FailureReader:
 
 def _one_line(lines: Iterable[str]) -> str:
     """Join the lines of a message; separate values, such as `expected: 5`, by commas."""
-    joined = ""
+    message = ""
     for line in lines:
         text = " ".join(line.split())
         if text:
-            joined += (
-                ", " if joined and joined[-1] not in ":," and _VALUE_LINE.match(line) else " "
+            message += (
+                ", " if message and message[-1] not in ":," and _VALUE_LINE.match(line) else " "
             ) + text
-    joined = joined.strip(" ,")
-    return joined if len(joined) <= _MAX_MESSAGE_CHARS else joined[: _MAX_MESSAGE_CHARS - 1] + "…"
+    message = message.strip(" ,")
+    return (
+        message if len(message) <= _MAX_MESSAGE_CHARS else message[: _MAX_MESSAGE_CHARS - 1] + "…"
+    )
 
 
 _ReadFormat = Callable[[list[str]], tuple[Iterable[str], Iterable[str]]]

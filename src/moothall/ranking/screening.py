@@ -301,11 +301,11 @@ def find_joined_secrets(
             for line in added.values()
             for match in _SINGLE_LITERAL.finditer(line)
         ]
-        joined = "".join(literal for literal in literals if _TOKEN.fullmatch(literal))
-        if holds_secret(joined, redact) and not any(
+        joined_literals = "".join(literal for literal in literals if _TOKEN.fullmatch(literal))
+        if holds_secret(joined_literals, redact) and not any(
             holds_secret(literal, redact) for literal in literals
         ):
-            add_finding(part.path, min(added, default=0), joined, is_certain=False)
+            add_finding(part.path, min(added, default=0), joined_literals, is_certain=False)
     certain_lines = tuple(dict.fromkeys(certain))[:_MAX_FINDINGS]
     return JoinedSecrets(
         certain_lines,

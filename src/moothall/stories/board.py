@@ -69,7 +69,7 @@ def decision_event(card: StoryState) -> Event | None:
 # moves, one wins.
 
 
-_COMMENT, _PATH, _QUOTED = 4_000, 400, 400
+_MAX_COMMENT_CHARS, _MAX_PATH_CHARS, _MAX_QUOTED_CHARS = 4_000, 400, 400
 EDITOR_ROLES = ("po",)
 """Roles that may edit a story and its tasks."""
 
@@ -284,9 +284,9 @@ class Board:
         if line_comment is not None:
             data |= {
                 "task_id": line_comment.task_id,
-                "path": line_comment.path[:_PATH],
+                "path": line_comment.path[:_MAX_PATH_CHARS],
                 "line": line_comment.line,
-                "quoted": line_comment.quoted[:_QUOTED],
+                "quoted": line_comment.quoted[:_MAX_QUOTED_CHARS],
             }
         await self._bus.publish(
             write(
@@ -523,5 +523,7 @@ def _is_visible(moment: BoardEvent, principal: Principal) -> bool:
 
 
 def _check_comment(text: str) -> None:
-    if len(text) > _COMMENT:
-        raise InvalidRequest(f"the comment has {len(text)} characters; allowed are {_COMMENT}")
+    if len(text) > _MAX_COMMENT_CHARS:
+        raise InvalidRequest(
+            f"the comment has {len(text)} characters; allowed are {_MAX_COMMENT_CHARS}"
+        )

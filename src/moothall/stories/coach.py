@@ -18,7 +18,7 @@ CRITERIA, CHARS, TITLE_CHARS = 100, 20_000, 500
 """Limits of a draft: criteria, characters in total, characters of its title."""
 TITLE = 80
 """The most characters of a good title."""
-_CRITERIA, _WORDS = (2, 8), (8, 250)
+_CRITERIA_RANGE, _WORDS_RANGE = (2, 8), (8, 250)
 _STEP = re.compile(r"^\W*(given|when|then|and|but)\b", re.IGNORECASE)
 _GIVEN, _WHEN, _THEN = (
     re.compile(rf"\b{word}\b", re.IGNORECASE) for word in ("given", "when", "then")
@@ -145,12 +145,12 @@ def _find_shortcomings(draft: StoryDraft) -> Iterator[Shortcoming]:
             5,
         )
     words = len(draft.description.split())
-    if len(draft.ac) > _CRITERIA[1] or words > _WORDS[1]:
+    if len(draft.ac) > _CRITERIA_RANGE[1] or words > _WORDS_RANGE[1]:
         size = f"{len(draft.ac)} criteria and {words} words of description"
         yield Shortcoming(
             "SMALL",
-            f"{size}: split it into stories of at most {_CRITERIA[1]} criteria and {_WORDS[1]} "
-            "words each",
+            f"{size}: split it into stories of at most {_CRITERIA_RANGE[1]} criteria and "
+            f"{_WORDS_RANGE[1]} words each",
             10,
         )
 
@@ -188,7 +188,7 @@ def _check_description(text: str) -> Iterator[Shortcoming]:
             "VALUABLE", "say who needs it and why: as a <who>, I want <what>, so that <why>", 15
         )
         return
-    if words < _WORDS[0]:
+    if words < _WORDS_RANGE[0]:
         yield Shortcoming(
             "DESCRIPTION",
             f"{words} words say little: describe what happens today and what should happen instead",
@@ -218,7 +218,7 @@ def _check_criteria(ac: Sequence[str]) -> Iterator[Shortcoming]:
         yield Shortcoming("GHERKIN", "write each criterion as given …, when …, then …", 15)
         yield Shortcoming("TESTABLE", "without criteria nobody can tell when it is done", 15)
         return
-    if len(ac) < _CRITERIA[0]:
+    if len(ac) < _CRITERIA_RANGE[0]:
         yield Shortcoming(
             "CRITERIA",
             "one criterion alone: add one for what goes wrong (an empty input, a refused one)",

@@ -229,7 +229,9 @@ class StoryExecutor:
         if (from_state, to_state) not in _LEAVING_MOVES:
             return
         principal = Principal(_PLANNER, move.tenant)
-        moves = [counted.id for counted in await self._board.moves(card.story.id, principal)]
+        moves = [
+            counted_move.id for counted_move in await self._board.moves(card.story.id, principal)
+        ]
         if move.id not in moves:
             return
         reason = f"{move.data.get('event')} by {move.data.get('actor')}"
@@ -434,23 +436,23 @@ class StoryExecutor:
             return _TaskEnd(SKIPPED)
         commits = tuple(dict.fromkeys(sha for result in results for sha in result.commits))
         if task.repository is not None and len(commits) > 1:
-            merged = await merge_commits(
+            merge_outcome = await merge_commits(
                 self._deliberations,
                 f"{task.task_id}-base",
                 commits,
                 _integration_target(task),
                 principal,
             )
-            if not merged.commit_sha:
+            if not merge_outcome.commit_sha:
                 reason = Skipped(
                     "not started: the work that it builds on cannot be merged: "
-                    f"{failure_reason(merged)[:2000]}"
+                    f"{failure_reason(merge_outcome)[:2000]}"
                 )
                 await refuse(
                     self._deliberations, task_request(task, self._limits), reason, principal
                 )
-                return _TaskEnd(SKIPPED, merged)
-            commits = (merged.commit_sha,)
+                return _TaskEnd(SKIPPED, merge_outcome)
+            commits = (merge_outcome.commit_sha,)
         outcome = await run_deliberation(
             self._deliberations,
             task_request(

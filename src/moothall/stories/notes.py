@@ -127,7 +127,7 @@ def scopes() -> Scopes:
 # that the server recorded: a note about a decision approves nothing.
 
 
-_CHANGES, _NOTES, _PAYLOAD, _REASON = 50, 500, 2_000, 400
+_MAX_CHANGES, _MAX_NOTES, _MAX_PAYLOAD_CHARS, _MAX_REASON_CHARS = 50, 500, 2_000, 400
 _OPERATIONS = ("create", "update", "delete")
 _PEOPLE = "po"
 """A role for people only: a caller who lacks it may not write notes for it."""
@@ -210,12 +210,12 @@ class Notes:
         `ConcurrentUpdate` if the version is not the expected one.
         """
         update, warnings = self._check_update(update, principal)
-        sent = ""
+        sent_id = ""
         while True:
             state = await self._read_state(update.story_id, principal.tenant)
             version = len(state.updates)
             event = _update_event(update, version + 1, principal)
-            if sent in state.updates:  # ours, and its ack was lost
+            if sent_id in state.updates:  # ours, and its ack was lost
                 return state.result(*warnings)
             if update.at and event.id in state.updates:
                 return state.result(
@@ -227,19 +227,19 @@ class Notes:
                     f"the context of {update.story_id} is at version {version}, and {expectation}: "
                     "look again"
                 )
-            after, change_warnings = _apply_changes(state, update.changes)
-            if after.notes == state.notes:
+            changed_state, change_warnings = _apply_changes(state, update.changes)
+            if changed_state.notes == state.notes:
                 return state.result(
                     *warnings, *change_warnings, "all was so already: nothing was changed"
                 )
-            if len(after.notes) > _NOTES:
-                raise InvalidRequest(f"a story has at most {_NOTES} notes; delete some")
-            sent = event.id
+            if len(changed_state.notes) > _MAX_NOTES:
+                raise InvalidRequest(f"a story has at most {_MAX_NOTES} notes; delete some")
+            sent_id = event.id
             try:
                 await self._bus.create(event, state.seq)
             except AlreadyExists:
                 continue  # something else happened to the story, or our ack was lost
-            return replace(after, updates=(*state.updates, event.id)).result(
+            return replace(changed_state, updates=(*state.updates, event.id)).result(
                 *warnings, *change_warnings
             )
 
@@ -252,9 +252,9 @@ class Notes:
             check_id(update.task_id, "task_id")
         if update.at:
             _check_time(update.at)
-        if not 1 <= len(update.changes) <= _CHANGES:
+        if not 1 <= len(update.changes) <= _MAX_CHANGES:
             raise InvalidRequest(
-                f"there are {len(update.changes)} changes; allowed are 1 to {_CHANGES}"
+                f"there are {len(update.changes)} changes; allowed are 1 to {_MAX_CHANGES}"
             )
         changes, warnings = [], []
         for raw_change in update.changes:
@@ -335,8 +335,10 @@ def _normalize_change(change: NoteChange) -> NoteChange:
             f"unknown operation {change.operation[:40]!r}; it is one of {', '.join(_OPERATIONS)}"
         )
     check_id(change.entity_id, "entity_id")
-    if len(change.payload) > _PAYLOAD or len(change.reason) > _REASON:
-        raise InvalidRequest(f"a payload has at most {_PAYLOAD} characters, a reason {_REASON}")
+    if len(change.payload) > _MAX_PAYLOAD_CHARS or len(change.reason) > _MAX_REASON_CHARS:
+        raise InvalidRequest(
+            f"a payload has at most {_MAX_PAYLOAD_CHARS} characters, a reason {_MAX_REASON_CHARS}"
+        )
     payload = "" if operation == "delete" else _canonical_json(change.payload)
     return NoteChange(operation, kind, change.entity_id, payload, change.reason.strip())
 

@@ -21,7 +21,11 @@ from moothall.stories.lifecycle import Need, StoryPosition, decide, lifecycle
 # A story folded from its events, and the fields that a caller's metadata sets.
 
 
-_DESCRIPTIVE = {EventType.STORY_CREATED, EventType.STORY_CHANGED, EventType.STORY_TRANSITIONED}
+_DESCRIPTIVE_EVENTS = {
+    EventType.STORY_CREATED,
+    EventType.STORY_CHANGED,
+    EventType.STORY_TRANSITIONED,
+}
 """The event types whose fields describe a story; other keys are stored and ignored here."""
 
 
@@ -29,7 +33,7 @@ def fold_story(story: Story, event: Event) -> Story:
     """Return the story updated by an event. Malformed fields are ignored, since any program may
     write to the log. The fields of an edit (`edited`) are complete: empty ones clear the story's.
     """
-    if event.type not in _DESCRIPTIVE or event.data.get("story_id") != story.id:
+    if event.type not in _DESCRIPTIVE_EVENTS or event.data.get("story_id") != story.id:
         return story
     data = event.data
     if event.type is EventType.STORY_CHANGED and data.get("edited") is True:

@@ -28,7 +28,7 @@ _STATUS_LABELS: Mapping[str, str] = {
 }
 _WAITING = "waits"
 _PEOPLE = "people"
-_LOST = frozenset({"no winner", "failed", "out of time", "cancelled", "skipped"})
+_LOST_LABELS = frozenset({"no winner", "failed", "out of time", "cancelled", "skipped"})
 _NEXT_BY_STATE = {
     "build": (
         "read its evidence, then retry it (Retry on the page, `moothall story retry`) once all "
@@ -64,7 +64,7 @@ class RoundTask:
     @property
     def lost(self) -> bool:
         """True if the task ended without a result."""
-        return self.status in _LOST
+        return self.status in _LOST_LABELS
 
 
 @dataclass(frozen=True, slots=True)

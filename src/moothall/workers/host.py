@@ -52,7 +52,7 @@ _FIRST_POLL_SECONDS = 0.75
 _TENANT_SECONDS = 600.0
 """Each older deliberation of its tenant delays the commands of a deliberation by so much."""
 _WAIT_POLL_SECONDS, _LONG_WAIT_SECONDS = 5.0, 10.0
-_WAITING = "waits for a free core; older work goes first"
+_WAITING_MESSAGE = "waits for a free core; older work goes first"
 _END_EVENTS = {EventType.DELIBERATION_DECIDED, EventType.DELIBERATION_CANCELLED}
 
 
@@ -273,18 +273,16 @@ class Host:
         return None
 
     async def _poll_for_waits(
-        self, every: float = _WAIT_POLL_SECONDS, long: float = _LONG_WAIT_SECONDS
+        self, poll_seconds: float = _WAIT_POLL_SECONDS, min_wait_seconds: float = _LONG_WAIT_SECONDS
     ) -> None:
-        """Publish once for each wait of more than `long` seconds that a deliberation waits for a
-        core.
-        """
+        """Publish each wait for a core that is longer than `min_wait_seconds`, once."""
         reported: set[TaskKey] = set()
         while True:
-            await asyncio.sleep(every)
+            await asyncio.sleep(poll_seconds)
             waiting = {
                 task_key: running.deliberation
                 for task_key, running in self._running.items()
-                if running.place.waited_seconds > long
+                if running.place.waited_seconds > min_wait_seconds
             }
             for task_key in waiting.keys() - reported:
                 with suppress(Temporary):  # it is only shown
@@ -292,17 +290,17 @@ class Host:
                         self.bus,
                         waiting[task_key],
                         "waiting",
-                        _WAITING,
+                        _WAITING_MESSAGE,
                         ordinal=f"wait-{secrets.token_hex(8)}",
                     )
             reported = set(waiting)
 
-    def _delay_commands(self, tenant: str, since: float) -> float:
+    def _delay_commands(self, tenant: str, submitted_at: float) -> float:
         """Return by how many seconds the commands of a deliberation of a tenant, submitted at
-        `since`, yield to those of others, so that tenants share the cores.
+        `submitted_at`, yield to those of others, so that tenants share the cores.
         """
         older = sum(
-            running.deliberation.tenant == tenant and running.place.since < since
+            running.deliberation.tenant == tenant and running.place.since < submitted_at
             for running in self._running.values()
         )
         return _TENANT_SECONDS * older
@@ -335,9 +333,9 @@ class Host:
             deliveries == 1 and "fresh" in recorded.extra and task_key not in self._started_tasks
         )
         self._started_tasks[task_key] = None
-        since = _time_of(recorded.event)
-        delay = functools.partial(self._delay_commands, deliberation.tenant, since)
-        place = QueuePlace(since, delay)
+        submitted_at = _time_of(recorded.event)
+        delay = functools.partial(self._delay_commands, deliberation.tenant, submitted_at)
+        place = QueuePlace(submitted_at, delay)
         task = asyncio.create_task(
             self._run_traced(deliberation, deliveries, recorded.event, fresh=fresh),
             name=f"deliberation-{task_key}",
@@ -373,10 +371,10 @@ class Host:
     async def _run_traced(
         self, deliberation: Deliberation, deliveries: int, request: Event, *, fresh: bool
     ) -> None:
-        about = _span_attributes(deliberation) | {"moothall.deliveries": deliveries}
+        attributes = _span_attributes(deliberation) | {"moothall.deliveries": deliveries}
         with (
             # All deliveries belong to the trace of the request.
-            telemetry.span("deliberation", about, kind="consumer", parent=request.traceparent),
+            telemetry.span("deliberation", attributes, kind="consumer", parent=request.traceparent),
             queued(self._running[deliberation.task_id].place),
             telemetry.bound(task_id=deliberation.task_id, tenant=deliberation.tenant),
             telemetry.metrics.DELIBERATIONS_IN_FLIGHT.track_inprogress(),
@@ -399,16 +397,16 @@ class Host:
         running = self._running[deliberation.task_id]
         while True:
             running.apply_pauses(Pauses.of(events))
-            over = any(event.type in _END_EVENTS for event in events)
+            is_ended = any(event.type in _END_EVENTS for event in events)
             try:
                 recording = Recording.of(
-                    events if over else await inherit_turns(self.bus, deliberation, events)
+                    events if is_ended else await inherit_turns(self.bus, deliberation, events)
                 )
             except NotFound as error:  # what it was forked from
                 await fail_all_seats(self.bus, deliberation, error)
                 return
             reservation = await self._reserve_budget(deliberation, submitted)
-            if over:
+            if is_ended:
                 if reservation is not None:  # the last host may have been killed before this
                     await reservation.close(recording.spent)
                 return
@@ -443,10 +441,10 @@ class Host:
             task.cancel(HOST_STOPS)
 
         running.suspended = False
-        later = replace(d, deadline=running.pauses.extend(d.deadline))
+        extended = replace(d, deadline=running.pauses.extend(d.deadline))
         try:
             async with beside(suspend(), "pause"):
-                await self._run_recorded(later, recording, reservation, pause_gate)
+                await self._run_recorded(extended, recording, reservation, pause_gate)
         except asyncio.CancelledError:
             if not running.suspended or task.uncancel():
                 raise

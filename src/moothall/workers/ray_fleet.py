@@ -173,7 +173,7 @@ async def _host_on_each_node(
         async with asyncio.TaskGroup() as group:
             hosts.update(nodes, group)
             watching = [group.create_task(_watch_membership())]
-            await _all_ready(hosts.actors, ready_seconds, some=True)
+            await _all_ready(hosts.actors, ready_seconds, return_errors=True)
             watching.append(group.create_task(hosts.follow(list_nodes, group), name="nodes"))
             yield hosts.count_answering
             for task in (*watching, *hosts.watching):
@@ -300,12 +300,12 @@ async def _watch_membership() -> None:
                 )
 
 
-async def _all_ready(hosts: list[Any], seconds: float, *, some: bool = False) -> None:
+async def _all_ready(hosts: list[Any], seconds: float, *, return_errors: bool = False) -> None:
     """Wait until hosts pull work. `some`: ignore hosts that end while starting."""
     try:
         async with asyncio.timeout(seconds):
-            started = (host.ready.options(max_task_retries=0).remote() for host in hosts)
-            await asyncio.gather(*started, return_exceptions=some)
+            ready_calls = (host.ready.options(max_task_retries=0).remote() for host in hosts)
+            await asyncio.gather(*ready_calls, return_exceptions=return_errors)
     except TimeoutError as error:
         raise FleetUnavailable(f"the hosts on Ray were not ready within {seconds:.0f} s") from error
 

@@ -142,26 +142,30 @@ class Trial:
             for case, reason in unfit.items()
             if case in states
         }
-        counted = [case for case, state in states.items() if state == COUNTS]
+        counted_cases = [case for case, state in states.items() if state == COUNTS]
         paths_by_check = await self.tests.find_paths(self.author)
         checks = {
             check: paths
             for check, paths in paths_by_check.items()
-            if check in map(cases.get, counted)
+            if check in map(cases.get, counted_cases)
         }
         for number in range(2, RUNS + 1):
             if any(run.duration_ms > LONG_MS for run in self._runs.values()):
                 break
             await self._run_all(number, checks)
-        states |= {case: DIFFERS for case in counted if not self._is_steady(cases[case], case)}
-        counted = [case for case in counted if states[case] == COUNTS]
+        states |= {
+            case: DIFFERS for case in counted_cases if not self._is_steady(cases[case], case)
+        }
+        counted_cases = [case for case in counted_cases if states[case] == COUNTS]
         return Verdicts(
             states,
             {
-                diff: frozenset(case for case in counted if self._passes(diff, cases[case], case))
+                diff: frozenset(
+                    case for case in counted_cases if self._passes(diff, cases[case], case)
+                )
                 for diff in self.diffs
             },
-            frozenset(case for case in counted if self._fails_on_base(cases[case], case)),
+            frozenset(case for case in counted_cases if self._fails_on_base(cases[case], case)),
         )
 
     async def run_once(self) -> Mapping[str, str]:

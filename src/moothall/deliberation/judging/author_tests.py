@@ -46,8 +46,8 @@ def brings_inline_tests(part: FileDiff, base: str) -> bool:
 
     base: the text of the file before the change.
     """
-    after = part.apply(base)
-    return adds_inline_tests(part) or restore_base_tests(after, base) != after
+    changed_text = part.apply(base)
+    return adds_inline_tests(part) or restore_base_tests(changed_text, base) != changed_text
 
 
 async def runnable_paths(

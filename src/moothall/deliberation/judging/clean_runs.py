@@ -170,21 +170,22 @@ class CleanCheckoutRunner:
 
             return await self._run_with_retries(open_workspace, cases_by_check, run_check)
 
-        first = await run_once(checks, alone=False)
+        first_runs = await run_once(checks, alone=False)
         base_runs = self.prepared.runs
         contended = [
             check
-            for check, run in first.runs.items()
+            for check, run in first_runs.runs.items()
             if hit_limit_under_load(run, base_runs.get(check))
         ]
         if not contended:
-            return first
+            return first_runs
         log.info("checks hit time limits on a busy machine and run again alone", checks=contended)
         alone_runs = (
             await run_once({check: checks[check] for check in contended}, alone=True)
         ).runs
-        repeated = {check: alone_runs.get(check, first.runs[check]) for check in contended}
-        return replace(first, runs={**first.runs, **self._without_verdicts_under_load(repeated)})
+        repeated = {check: alone_runs.get(check, first_runs.runs[check]) for check in contended}
+        runs = {**first_runs.runs, **self._without_verdicts_under_load(repeated)}
+        return replace(first_runs, runs=runs)
 
     def _without_verdicts_under_load(self, runs: Mapping[str, CheckRun]) -> Mapping[str, CheckRun]:
         """Return runs; those that hit a time limit under load become errored."""

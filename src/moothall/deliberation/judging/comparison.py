@@ -489,13 +489,13 @@ async def _upload_answers(
 
 def _summarize_tied(verdicts: Verdicts, diffs: Sequence[str]) -> str:
     """Summarize the results of the tests in one line."""
-    counted = verdicts.counted
-    if not counted:
+    counted_cases = verdicts.counted
+    if not counted_cases:
         return f"tie-breaker: no test counts: {verdicts.describe_dropped() or 'no new test ran'}"
-    passing = sum(len(passed) == len(counted) for passed in verdicts.passed.values())
-    tests = "test tells" if len(counted) == 1 else "tests tell"
+    passing = sum(len(passed) == len(counted_cases) for passed in verdicts.passed.values())
+    tests = "test tells" if len(counted_cases) == 1 else "tests tell"
     result = (
         f"tie-breaker: its {tests} {len(diffs)} answers apart, {passing} "
-        f"{'passes' if passing == 1 else 'pass'}: {format_cases(counted)}"
+        f"{'passes' if passing == 1 else 'pass'}: {format_cases(counted_cases)}"
     )
     return "; ".join(filter(None, [result, verdicts.describe_dropped()]))

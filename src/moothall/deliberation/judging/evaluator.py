@@ -205,9 +205,9 @@ class Evaluator:
         """
         updated = {candidate.proposal.candidate: candidate for candidate in candidates}
         while updated:
-            first = rank(tuple(updated.values()))[0]
-            winner = updated[first.candidate]
-            if winner.assessment.confirmed or not first.passed_gates:
+            best_ranked = rank(tuple(updated.values()))[0]
+            winner = updated[best_ranked.candidate]
+            if winner.assessment.confirmed or not best_ranked.passed_gates:
                 break
             confirmed = await self.confirm(winner.proposal.diff, tuple(updated.values()))
             updated |= {candidate.proposal.candidate: candidate for candidate in confirmed}
@@ -451,12 +451,12 @@ class Evaluator:
         return unrelated
 
     async def _analyze_diff(
-        self, proposal: Proposal, assessment: Assessment, written: Iterable[str]
+        self, proposal: Proposal, assessment: Assessment, written_paths: Iterable[str]
     ) -> Assessment:
         """Add the results of static analysis: suspicious lines, joined secrets and the normalized
         change.
 
-        written: test data that was written during the runs and is not on the base.
+        written_paths: test data that was written during the runs and is not on the base.
         """
         diff, own_tests = self._runner.unredact(proposal.diff), proposal.own_tests
         base_texts = await self._read_changed_code(proposal.diff)
@@ -476,7 +476,7 @@ class Evaluator:
             evidence=(*assessment.evidence, *([secrets_evidence] if secrets_evidence.look else [])),
             look=(
                 *find_suspicious_lines(diff, own_tests),
-                *(f"{path}:1: {WRITTEN}" for path in sorted(written)),
+                *(f"{path}:1: {WRITTEN}" for path in sorted(written_paths)),
             ),
             change=change_digest(change),
             # A change of documentation alone is a usual pull request.
@@ -501,7 +501,7 @@ class Evaluator:
         The author's tests take no part in the proving runs, since they could manipulate these. A
         failing one rejects nothing: a wrong test says little about the change beside it.
         """
-        joined = dict(runs)
+        joined_runs = dict(runs)
         test_paths = await self._author_tests.find_paths(proposal)
         for check, paths in test_paths.items():
             run = runs.get(check)
@@ -513,7 +513,7 @@ class Evaluator:
                 case: outcome for case, outcome in own_run.cases.items() if case not in known_cases
             }
             failing += [case for case, outcome in new.items() if outcome in FAILED_OUTCOMES]
-            joined[check] = replace(
+            joined_runs[check] = replace(
                 run,
                 cases={
                     **run.cases,
@@ -528,7 +528,7 @@ class Evaluator:
                     **{case: output for case, output in own_run.details.items() if case in new},
                 },
             )
-        return joined if test_paths else {}
+        return joined_runs if test_paths else {}
 
     def _assess_runs(self, judgement: _Judgement) -> None:
         """Assess the runs as they are known now."""

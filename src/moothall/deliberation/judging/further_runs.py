@@ -46,11 +46,11 @@ class BaseFailures:
 
     def find(self, prepared: Prepared, check: str, cases: Collection[str]) -> frozenset[str]:
         """Return the cases whose failure is confirmed."""
-        since = self.clock() - _VALID_SECONDS
+        oldest_valid = self.clock() - _VALID_SECONDS
         return frozenset(
             case
             for case in cases
-            if self._confirmed_at.get(_case_key(prepared, check, case), since) > since
+            if self._confirmed_at.get(_case_key(prepared, check, case), oldest_valid) > oldest_valid
         )
 
     def add(self, prepared: Prepared, check: str, cases: Collection[str]) -> None:

@@ -102,10 +102,10 @@ async def _find_edited_tests(evaluator: Evaluator, change: Candidate) -> Evidenc
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of a change: its place, and the change without it."""
+    """A part of a change: its location, and the change without it."""
 
-    place: str
-    rest: str
+    location: str
+    diff_without: str
 
 
 async def _find_unnoticed(
@@ -134,12 +134,12 @@ async def _find_unnoticed(
     unnoticed: list[str] = []
     tested_count = 0
     for part in parts[:_MAX_PARTS]:
-        passing = await _find_passing_cases(evaluator, part.rest, authors, checks)
+        passing = await _find_passing_cases(evaluator, part.diff_without, authors, checks)
         if passing is None:
             continue
         tested_count += 1
         if passing_with_all is not None and passing_with_all <= passing:
-            unnoticed.append(part.place)
+            unnoticed.append(part.location)
     skipped_count = len(parts) - min(len(parts), _MAX_PARTS)
     return Evidence(
         UNNOTICED,

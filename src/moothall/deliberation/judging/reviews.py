@@ -83,12 +83,12 @@ def assign_reviews(
     start one position later each.
     """
     own_positions = {seat: index for index, answer in enumerate(answers) for seat in answer.seats}
-    started: Counter[int] = Counter()
+    review_counts: Counter[int] = Counter()
     pairs = []
     for reviewer in reviewers:
         position = own_positions.get(reviewer, len(answers) - 1)
-        start = position + 1 + started[position]
-        started[position] += 1
+        start = position + 1 + review_counts[position]
+        review_counts[position] += 1
         ring = [answers[(start + step) % len(answers)] for step in range(len(answers))]
         pairs += [(reviewer, answer) for answer in ring if reviewer not in answer.seats][:each]
     return tuple(pairs)

@@ -97,7 +97,7 @@ class IndependentTests:
     council: DeliberationContext
     author: Proposal | None = None
     missing_reason: str = ""
-    written: bool = False
+    has_run: bool = False
     failing_everywhere: tuple[str, ...] = ()
     _unfit: dict[str, str] = field(default_factory=dict)
     _read_cases: set[str] = field(default_factory=set)
@@ -112,10 +112,10 @@ class IndependentTests:
         """
         council = self.council
         candidates, evaluator = council.judged, council.evaluator
-        if not self.written and may_write_tests(council):
-            self.written = True
+        if not self.has_run and may_write_tests(council):
+            self.has_run = True
             self.author, self.missing_reason = await _write_tests(council)
-        if not self.written or evaluator is None:
+        if not self.has_run or evaluator is None:
             return candidates
         if self.author is None:
             if published:
@@ -381,13 +381,15 @@ def _summarize_verdicts(verdicts: Verdicts) -> str:
     failing_on_base = (
         total - len(verdicts.cases_with(PASSES_ON_BASE)) - len(verdicts.cases_with(OTHER_REASON))
     )
-    counted = len(verdicts.counted)
+    counted_total = len(verdicts.counted)
     totals = (
         f"test writer: {total} {'test' if total == 1 else 'tests'}, {failing_on_base} of them "
         f"{'fails' if failing_on_base == 1 else 'fail'} on the base"
     )
     totals += (
-        "" if counted == failing_on_base else f", {counted} {'counts' if counted == 1 else 'count'}"
+        ""
+        if counted_total == failing_on_base
+        else f", {counted_total} {'counts' if counted_total == 1 else 'count'}"
     )
     warning = (
         f"{'a test' if len(failing_everywhere) == 1 else 'tests'} of the test writer "
@@ -398,7 +400,7 @@ def _summarize_verdicts(verdicts: Verdicts) -> str:
     )
     warning += (
         ", so that its other tests reproduce nothing"
-        if failing_everywhere and counted and not verdicts.failing_on_base
+        if failing_everywhere and counted_total and not verdicts.failing_on_base
         else ""
     )
     return "; ".join(filter(None, [totals, warning, verdicts.describe_dropped()]))

@@ -32,15 +32,15 @@ from moothall.ports import CountTokens
 from moothall.stories.notes import Scope, scopes
 from moothall.tools.catalogue import list_tools
 
-_LINE, _BRIEF = 400, 1600
+_MAX_LINE_CHARS, _MAX_BRIEF_CHARS = 400, 1600
 """Characters of a part of a line, and of a story's own text."""
-_LATER = 0.93
+_POSITION_FACTOR = 0.93
 """The value of a line relative to the line before it in the same part: later decisions matter more
 than earlier ones.
 """
-_ALIKE = 5
+_MAX_SIMILAR = 5
 _WORD = re.compile(r"[^\W\d_]{3,}")
-_HEADS: Mapping[Scope, str] = {
+_HEADINGS: Mapping[Scope, str] = {
     "story": "the story:",
     "brief": "what it asks for:",
     "decisions": "decisions, the last first:",
@@ -53,7 +53,7 @@ _HEADS: Mapping[Scope, str] = {
     "timeline": "what happened, the last first:",
 }
 _DEFAULT_EVENTS, _MAX_EVENTS = 20, 200
-_CONTEXT, _HISTORY = "what is known", "what happened"
+_CONTEXT_LABEL, _HISTORY_LABEL = "what is known", "what happened"
 AskGraph = Callable[..., Awaitable[Sequence[Mapping[str, Any]]]]
 """Answers a question of the graph, by its name and parameters: `CypherGraph.ask`."""
 
@@ -71,13 +71,13 @@ def lines_of(
     row: Mapping[str, Any],
     similar: Sequence[Mapping[str, Any]],
     timeline: Sequence[Mapping[str, Any]],
-    about: str,
+    description: str,
 ) -> list[ContextLine]:
     """Return all lines in the order of the briefing.
 
     row: the answer to the question `context`.
     similar, timeline: the answers to these questions; the timeline has the oldest event first.
-    about: the text of the task.
+    description: the text of the task.
     """
     texts_by_scope: dict[Scope, Iterable[str]] = {
         "story": _story_lines(mapping_of(row.get("story"))),
@@ -93,7 +93,9 @@ def lines_of(
             for item in _read_mappings(row.get("plan"))
         ),
         "tasks": map(_task_line, _read_mappings(row.get("tasks"))),
-        "similar": map(_similar_task_line, alike(about or str(row.get("about") or ""), similar)),
+        "similar": map(
+            _similar_task_line, find_similar(description or str(row.get("about") or ""), similar)
+        ),
         "milestones": map(_move_line, _read_mappings(row.get("milestones"))),
         "timeline": map(_event_line, reversed(timeline)),
     }
@@ -102,7 +104,7 @@ def lines_of(
         notes.setdefault(scopes().notes[str(item.get("kind"))], []).append(_note_line(item))
     worth = scopes().worth
     return [
-        ContextLine(scope, text, worth[scope] * _LATER**place)
+        ContextLine(scope, text, worth[scope] * _POSITION_FACTOR**place)
         for scope in worth
         for place, text in enumerate(
             text for text in (*texts_by_scope[scope], *notes.get(scope, ())) if text
@@ -115,10 +117,10 @@ def lay_out(lines: Sequence[ContextLine]) -> str:
     parts: dict[Scope, list[str]] = {}
     for line in lines:
         parts.setdefault(line.scope, []).append(f"- {line.text}")
-    return "\n".join("\n".join([_HEADS[scope], *texts]) for scope, texts in parts.items())
+    return "\n".join("\n".join([_HEADINGS[scope], *texts]) for scope, texts in parts.items())
 
 
-async def fill(
+async def select_lines(
     lines: Sequence[ContextLine],
     lay_out_lines: Callable[[Sequence[ContextLine]], str],
     count: CountTokens,
@@ -131,24 +133,24 @@ async def fill(
     low, high, best = -1, len(lines), None
     middle = high  # usually all lines fit
     while low < high:
-        chosen = [lines[place] for place in sorted(ranked[:middle])]
-        tokens = await count(lay_out_lines(chosen))
+        selected_lines = [lines[place] for place in sorted(ranked[:middle])]
+        tokens = await count(lay_out_lines(selected_lines))
         if tokens <= budget:
-            low, best = middle, (chosen, tokens)
+            low, best = middle, (selected_lines, tokens)
         else:
             high = middle - 1
         middle = (low + high + 1) // 2
     return best
 
 
-def alike(about: str, candidates: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def find_similar(about: str, candidates: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return at most five candidates whose descriptions share rare words with a text, the best
     first. Return the first ones if the text has no words. A word weighs more if fewer candidates
     have it.
     """
     words = _words_of(about)
     if not words:
-        return list(candidates[:_ALIKE])
+        return list(candidates[:_MAX_SIMILAR])
     described = [_words_of(str(item.get("description") or "")) for item in candidates]
     counts = Counter(word for description in described for word in description)
     scored = [
@@ -162,7 +164,7 @@ def alike(about: str, candidates: Sequence[Mapping[str, Any]]) -> list[Mapping[s
     ]
     return [
         candidates[place]
-        for _, place in sorted(scored, key=lambda item: (-item[0], item[1]))[:_ALIKE]
+        for _, place in sorted(scored, key=lambda item: (-item[0], item[1]))[:_MAX_SIMILAR]
     ]
 
 
@@ -177,16 +179,16 @@ def _story_lines(story: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _brief_lines(brief: Mapping[str, Any]) -> Iterator[str]:
-    yield _one_line(brief.get("brief"), _BRIEF)
+    yield _one_line(brief.get("brief"), _MAX_BRIEF_CHARS)
     yield from (f"wanted: {_one_line(item)}" for item in list_of(brief.get("criteria")))
 
 
 def _decision_line(item: Mapping[str, Any]) -> str:
-    about = ", ".join(_one_line(name) for name in list_of(item.get("about")))
+    subjects = ", ".join(_one_line(name) for name in list_of(item.get("about")))
     comment = f": {_one_line(item['comment'])}" if item.get("comment") else ""
     return (
         f"{_one_line(item.get('decision'))} by "
-        f"{_one_line(item.get('approver'))}{f', on {about}' if about else ''}{comment}"
+        f"{_one_line(item.get('approver'))}{f', on {subjects}' if subjects else ''}{comment}"
     )
 
 
@@ -269,7 +271,7 @@ def _event_line(row: Mapping[str, Any]) -> str:
     )
 
 
-def _one_line(value: object, max_chars: int = _LINE) -> str:
+def _one_line(value: object, max_chars: int = _MAX_LINE_CHARS) -> str:
     return " ".join(
         clip(" ".join(str(value if value is not None else "").split()), max_chars).split()
     )
@@ -316,10 +318,15 @@ class Briefings:
             ("", ""),
         ):
             lay = partial(_lay_out, head, self._clean)
-            if selection := await fill(lines, partial(_laid_out_text, lay), self._count, budget):
-                whole = lay(selection[0])
+            if selection := await select_lines(
+                lines, partial(_laid_out_text, lay), self._count, budget
+            ):
+                briefing = lay(selection[0])
                 return replace(
-                    whole, tokens=selection[1], version=digest(whole.text), scopes=scopes_wanted
+                    briefing,
+                    tokens=selection[1],
+                    version=digest(briefing.text),
+                    scopes=scopes_wanted,
                 )
         raise AssertionError  # an empty text has no tokens
 
@@ -330,7 +337,9 @@ class Briefings:
         role, scopes_wanted = _check_request(request, self._budget)
         lines = await self._find_lines(request, role, scopes_wanted, principal)
         selection = (
-            await fill(lines, lambda chosen: self._clean(lay_out(chosen)), self._count, budget)
+            await select_lines(
+                lines, lambda chosen: self._clean(lay_out(chosen)), self._count, budget
+            )
             if budget > 0
             else None
         )
@@ -402,8 +411,8 @@ def _lay_out(
     system, tools = head
     static_text = clean(lay_out([line for line in lines if line.scope != "timeline"]))
     timeline = clean(lay_out([line for line in lines if line.scope == "timeline"]))
-    context = fence(_CONTEXT, static_text) if static_text else ""
-    history = fence(_HISTORY, timeline) if timeline else ""
+    context = fence(_CONTEXT_LABEL, static_text) if static_text else ""
+    history = fence(_HISTORY_LABEL, timeline) if timeline else ""
     text = "\n\n".join(part for part in (system, tools, context, history) if part)
     return Briefing(system, context, tools, history, text, 0, "", static_text)
 
@@ -427,20 +436,22 @@ def _check_request(request: BriefingRequest, max_budget: int) -> tuple[str, tupl
             f"token_budget is {request.budget}; allowed are 0 (the default) to {max_budget} "
             "(limits.context_tokens)"
         )
-    named = scopes().check(request.scopes)
+    requested_scopes = scopes().check(request.scopes)
     flags = {
         "summaries": request.summaries,
         "decisions": request.decisions,
         "timeline": request.timeline,
     }
     parts = [name for name, on in flags.items() if on]
-    chosen = (
+    selected_scopes = (
         {"story", "brief", *parts}
         if parts
-        else {scope for scope in allowed if named or scope != "timeline"}
+        else {scope for scope in allowed if requested_scopes or scope != "timeline"}
     )
     return role, tuple(
-        scope for scope in allowed if scope in chosen and (not named or scope in named)
+        scope
+        for scope in allowed
+        if scope in selected_scopes and (not requested_scopes or scope in requested_scopes)
     )
 
 

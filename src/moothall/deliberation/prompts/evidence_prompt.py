@@ -159,8 +159,8 @@ def read_order(reply: ChatReply, count: int) -> tuple[tuple[int, ...], str]:
     if one is missing or named twice.
     """
     data = find_object(whole_text(reply), "order")
-    named = data.get("order")
-    letters = [str(item).strip().upper() for item in named] if isinstance(named, list) else []
+    order = data.get("order")
+    letters = [str(item).strip().upper() for item in order] if isinstance(order, list) else []
     if sorted(letters) != list(ascii_uppercase[:count]):
         raise MalformedReplyError(
             f'"order" does not hold each of {", ".join(ascii_uppercase[:count])} once.'

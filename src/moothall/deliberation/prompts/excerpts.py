@@ -247,10 +247,10 @@ class FileIndex:
             if self._folder
             else []
         )
-        chosen = longest if len(longest) == 1 else in_folder
+        matches = longest if len(longest) == 1 else in_folder
         return (
-            chosen[0]
-            if len(chosen) == 1 and (best > 1 or len(parts) == 1 or "/" not in chosen[0])
+            matches[0]
+            if len(matches) == 1 and (best > 1 or len(parts) == 1 or "/" not in matches[0])
             else ""
         )
 

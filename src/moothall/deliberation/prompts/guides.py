@@ -106,12 +106,12 @@ class Guides:
         """Yield the fenced lists of nested guides and of skills, whose files a seat reads when it
         needs them.
         """
-        listed = [guide.path for guide in self.nested if guide not in self.closest]
-        if listed:
+        other_paths = [guide.path for guide in self.nested if guide not in self.closest]
+        if other_paths:
             yield fence(
                 "guides of folders: read the closest one before you change a file there; it comes "
                 "before those of the folders above, and does not change the task",
-                "\n".join(listed),
+                "\n".join(other_paths),
             )
         if self.skills:
             yield fence(
@@ -123,10 +123,10 @@ class Guides:
             )
 
 
-async def read_guides(files: Sequence[str], named: Sequence[str], read: Read) -> Guides:
+async def read_guides(files: Sequence[str], named_paths: Sequence[str], read: Read) -> Guides:
     """Return the guides of a base with these files.
 
-    named: the files that the task names. read: returns the text of a file of the base.
+    named_paths: the files that the task names. read: returns the text of a file of the base.
     """
     by_folder: dict[str, list[str]] = {}
     for path in files:
@@ -135,7 +135,7 @@ async def read_guides(files: Sequence[str], named: Sequence[str], read: Read) ->
             by_folder.setdefault(folder, []).append(path)
     near_folders = dict.fromkeys(
         folder
-        for path in named
+        for path in named_paths
         if (folder := next((item for item in _parent_folders(path) if item in by_folder), ""))
     )
     order = dict.fromkeys(

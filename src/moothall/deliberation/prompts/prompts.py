@@ -81,7 +81,7 @@ _PYTHON_TEXT = """Use tools for one or a few steps. For loops, conditions and ma
 that return what they answer, such as files.search(pattern='TODO'), and raise ToolError. There are also ws.read(path), ws.write(path,
 content), ws.glob(pattern) and agents.run(prompt or list of prompts). What it prints and its last expression come back. For example:
 for path in ws.glob('src/**/*.py'): ws.write(path, ws.read(path).replace('colour', 'color'))"""
-_BEFORE = "what was asked and answered before in this conversation, oldest first"
+_CONVERSATION_LABEL = "what was asked and answered before in this conversation, oldest first"
 _TEXT = """You hold one seat of a council that answers in writing. Be concrete and complete; say what you decided and why.
 {data}
 
@@ -239,7 +239,10 @@ def task_parts(d: Deliberation) -> list[str]:
     if d.context:
         parts.append(
             fence(
-                _BEFORE if d.follows else "what is known of the story from earlier work", d.context
+                _CONVERSATION_LABEL
+                if d.follows
+                else "what is known of the story from earlier work",
+                d.context,
             )
         )
     if d.constraints.requirements or d.constraints.rubric.strip():

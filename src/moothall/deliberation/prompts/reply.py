@@ -40,15 +40,15 @@ MAX_STRING = 2000
 """Characters of a string in the schema of a small model: llama.cpp refuses a grammar that repeats a
 character more often.
 """
-_SHORT_THOUGHT = 200
+_SHORT_THOUGHT_CHARS = 200
 """Characters of a thought in the schema of a small model."""
-_THOUGHT = 4000
+_MAX_THOUGHT_CHARS = 4000
 """Characters of a thought that are kept."""
 _APPROACH_WORDS = 3
 """Characters of an input: a longer one is left out, as its beginning alone would be broken code."""
-_TASKS, _CRITERIA = 32, 60
+_MAX_TASKS, _MAX_CRITERIA = 32, 60
 """Of a document: a grammar is bounded, whatever the settings allow."""
-_RIGHT = {
+_CORRECT_EXAMPLES = {
     "json": 'Right is, for example, {"thought": "look first", "actions": [{"tool": "files.read", '
     '"args": {"path": "README.md"}}]} or, at the end, {"thought": "done", "finish": "Added the '
     'function."}.',
@@ -95,7 +95,7 @@ def _turn_schema(
     The alternatives are closed objects with a `const`, which the grammar compilers of llama.cpp and
     vLLM turn into small grammars.
     """
-    thought = {"type": "string", "maxLength": _SHORT_THOUGHT}
+    thought = {"type": "string", "maxLength": _SHORT_THOUGHT_CHARS}
     text = {"type": "string", "minLength": 1, "maxLength": max_string}
     alternatives = []
     if specs:
@@ -125,7 +125,7 @@ def document_schema(kind: DocumentKind, max_string: int | None = MAX_STRING) -> 
         criteria = {
             "type": "array",
             "items": {"type": "string", "minLength": 1, "maxLength": 400},
-            "maxItems": _CRITERIA,
+            "maxItems": _MAX_CRITERIA,
         }
         schema = closed_object(
             title={"type": "string", "maxLength": 200}, description=text, criteria=criteria
@@ -138,13 +138,13 @@ def document_schema(kind: DocumentKind, max_string: int | None = MAX_STRING) -> 
             description=text,
             criteria={
                 "type": "array",
-                "items": {"enum": list(range(1, _CRITERIA + 1))},
-                "maxItems": _CRITERIA,
+                "items": {"enum": list(range(1, _MAX_CRITERIA + 1))},
+                "maxItems": _MAX_CRITERIA,
             },
-            after={"type": "array", "items": name, "maxItems": _TASKS},
+            after={"type": "array", "items": name, "maxItems": _MAX_TASKS},
         )
         schema = closed_object(
-            tasks={"type": "array", "items": task, "minItems": 1, "maxItems": _TASKS}
+            tasks={"type": "array", "items": task, "minItems": 1, "maxItems": _MAX_TASKS}
         )
     return ReplySchema(
         kind or "plan", schema if max_string is not None else _without_max_length(schema)
@@ -256,7 +256,7 @@ def read_turn(
         return _turn_of(read_parts(reply.text, tools), mode, tools, last=last)
     except MalformedReplyError as error:
         raise MalformedReplyError(
-            f"Your reply could not be used: {error} {_RIGHT[mode]}"
+            f"Your reply could not be used: {error} {_CORRECT_EXAMPLES[mode]}"
         ) from error
 
 
@@ -282,8 +282,8 @@ def _turn_of(parts: ReplyParts, mode: ReplyMode, tools: OfferedTools, *, last: b
             f"it holds {len(parts.python)} blocks of python, and one is allowed."
         )
     if finish and (last or not (actions or parts.python)):
-        return Turn(parts.thought[:_THOUGHT], finish=finish)
-    thought = " ".join(filter(None, (parts.thought, finish)))[:_THOUGHT]
+        return Turn(parts.thought[:_MAX_THOUGHT_CHARS], finish=finish)
+    thought = " ".join(filter(None, (parts.thought, finish)))[:_MAX_THOUGHT_CHARS]
     if actions:
         return Turn(thought, tuple(actions))
     if parts.python:
@@ -332,8 +332,8 @@ def answer_so_far(text: str) -> str:
         return answer.strip() if isinstance(answer, str) else ""
     if begin.group("tag") != "finish":
         return ""
-    answer, closed, _ = text[begin.end() :].partition("</finish>")
-    return (answer if closed else _CLOSING.sub("", answer)).strip()
+    answer, closing_tag, _ = text[begin.end() :].partition("</finish>")
+    return (answer if closing_tag else _CLOSING.sub("", answer)).strip()
 
 
 def _begun_object(text: str) -> Mapping[str, Any]:
@@ -518,15 +518,15 @@ def find_object(text: str, *fields: str) -> Mapping[str, Any]:
 
     Earlier objects are drafts and quotes, such as reasoning that the server did not separate.
     """
-    chosen: Mapping[str, Any] | None = None
+    last_match: Mapping[str, Any] | None = None
     last: Mapping[str, Any] | None = None
     for value in find_values(text):
         last = value
         for candidate in (value, *(inner for inner in value.values() if isinstance(inner, dict))):
             if any(field in candidate for field in fields):
-                chosen = candidate
+                last_match = candidate
                 break
-    result = chosen if chosen is not None else last
+    result = last_match if last_match is not None else last
     if result is None:
         raise MalformedReplyError("there is no JSON object in it.")
     return result

@@ -35,9 +35,9 @@ _USE = re.compile(r"^\s*use\s+\w+::(\w+)", re.MULTILINE)
 _WORD = re.compile(r"[\w./-]*[\w-]")
 _NAME = re.compile(r"[^\W\d]\w{2,60}")
 _TEST_AFFIX = re.compile(r"^test[_-]|[_.-](?:test|tests|spec)$")
-_LISTED = 200
-_CASES = 20  # failing cases that are named and whose stack frames are followed
-_NAMED = 300  # identifiers that the map prefers
+_MAX_LISTED_FILES = 200
+_MAX_CASES = 20  # failing cases that are named and whose stack frames are followed
+_MAX_IDENTIFIERS = 300  # identifiers that the map prefers
 # The largest share of the budget for each part. The rest is left to the next parts.
 _CASES_SHARE, _CODE_SHARE, _MAP_SHARE = 0.25, 0.25, 0.25
 _MIN_MAP_SHARE = 0.1  # the share of the budget that files leave to the map
@@ -45,7 +45,7 @@ GUIDE = "AGENTS.md"
 _GUIDE_SHARE, _GUIDE_TOKENS = 0.1, 2000  # share of the budget; longer guides are cut
 _MAP_TOKENS = 4000  # a longer map helps less
 _MIN_TOKENS = 40
-_CUT = re.compile(r"^\[… \d+ characters left out …\]$", re.MULTILINE)
+_CLIP_MARK = re.compile(r"^\[… \d+ characters left out …\]$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,10 @@ class _TokenBudget:
         self.tokens = count
 
     def clip(self, text: str, max_tokens: float) -> str:
-        """Return the text, cut to `max_tokens` and the remaining tokens, and subtract its tokens."""
-        cut = clip(text, int(max(min(max_tokens, self.tokens), 0) * CHARS_PER_TOKEN))
-        self.tokens -= tokens(cut)
-        return cut
+        """Return the text, cut to `max_tokens` and to the budget, and subtract its tokens."""
+        clipped = clip(text, int(max(min(max_tokens, self.tokens), 0) * CHARS_PER_TOKEN))
+        self.tokens -= tokens(clipped)
+        return clipped
 
 
 async def select_context(
@@ -97,10 +97,12 @@ async def select_context(
         deciding, prepared.files, profile.folders, (*prepared.flaky, *profile.known_failures)
     )
     tests = failing_files(failing, prepared)
-    texts = {path: await _read_or_empty(read, path) for path in tests[:_CASES]}
+    texts = {path: await _read_or_empty(read, path) for path in tests[:_MAX_CASES]}
     named = list(dict.fromkeys(named_files(description, prepared.files)))
     hints = {
-        path: await _read_or_empty(read, path) for path in named[:_CASES] if looks_like_test(path)
+        path: await _read_or_empty(read, path)
+        for path in named[:_MAX_CASES]
+        if looks_like_test(path)
     }
     subjects = [*named, *_find_subjects(texts | hints, prepared.files)]
     survey = (
@@ -131,7 +133,7 @@ async def select_context(
     files = await _select_files(
         [path for path in candidates if path not in shown_paths], read, remaining, share
     )
-    uncut_paths = {path for path, text in (*failing_code, *files) if not _CUT.search(text)}
+    uncut_paths = {path for path, text in (*failing_code, *files) if not _CLIP_MARK.search(text)}
     map_text = _whole_lines(
         _without_files(survey.map, uncut_paths), max(remaining.tokens, 0) + tokens(map_text)
     )
@@ -141,8 +143,12 @@ async def select_context(
 
 
 def _list_files(files: Sequence[str], max_chars: int) -> str:
-    listing = clip("\n".join(files[:_LISTED]), max_chars)
-    return f"{listing}\n… and {len(files) - _LISTED} more" if len(files) > _LISTED else listing
+    listing = clip("\n".join(files[:_MAX_LISTED_FILES]), max_chars)
+    return (
+        f"{listing}\n… and {len(files) - _MAX_LISTED_FILES} more"
+        if len(files) > _MAX_LISTED_FILES
+        else listing
+    )
 
 
 async def _read_or_empty(read: Read, path: str) -> str:
@@ -162,7 +168,7 @@ def _survey_request(
     budget: int,
 ) -> RepoMapRequest:
     """Return what the survey should prefer."""
-    frames = dict.fromkeys(frame for item in failing[:_CASES] for frame in item.frames)
+    frames = dict.fromkeys(frame for item in failing[:_MAX_CASES] for frame in item.frames)
     names = [
         name.strip()
         for text in texts.values()
@@ -171,21 +177,21 @@ def _survey_request(
         if name.strip()
     ]
     prose = " ".join(
-        [description, *(f"{item.case} {item.detail[-2000:]}" for item in failing[:_CASES])]
+        [description, *(f"{item.case} {item.detail[-2000:]}" for item in failing[:_MAX_CASES])]
     )
     tests = [
         (path, item.names[0])
-        for item in failing[:_CASES]
+        for item in failing[:_MAX_CASES]
         if item.names
         for path in texts
         if path in _paths_of(item, prepared)
     ]
     return RepoMapRequest(
-        frames=tuple(frames)[: 2 * _CASES],
+        frames=tuple(frames)[: 2 * _MAX_CASES],
         tests=tuple(dict.fromkeys(tests)),
-        paths=tuple(dict.fromkeys([*texts, *subjects]))[: 2 * _CASES],
-        words=tuple(dict.fromkeys([*names, *_NAME.findall(prose)]))[:_NAMED],
-        names=tuple(dict.fromkeys(names))[:_NAMED],
+        paths=tuple(dict.fromkeys([*texts, *subjects]))[: 2 * _MAX_CASES],
+        words=tuple(dict.fromkeys([*names, *_NAME.findall(prose)]))[:_MAX_IDENTIFIERS],
+        names=tuple(dict.fromkeys(names))[:_MAX_IDENTIFIERS],
         map_chars=int(min(budget * _MAP_SHARE, _MAP_TOKENS) * CHARS_PER_TOKEN),
     )
 
@@ -199,7 +205,7 @@ def _select_cases(
     reserved_tokens = remaining.tokens - max_tokens
     case_outputs: list[tuple[str, str]] = []
     failure_keys = set[object]()
-    for number, item in enumerate(failing[:_CASES]):
+    for number, item in enumerate(failing[:_MAX_CASES]):
         available_tokens = remaining.tokens - reserved_tokens
         if available_tokens < _MIN_TOKENS:
             break
@@ -283,14 +289,14 @@ def _without_files(text: str, paths: set[str]) -> str:
 
 def _first_lines(text: str, max_tokens: float) -> str:
     """Return the first lines of a text that fit."""
-    cut = text[: int(max_tokens * CHARS_PER_TOKEN)]
-    return cut.rstrip() if cut == text else cut.rpartition("\n")[0].rstrip()
+    clipped = text[: int(max_tokens * CHARS_PER_TOKEN)]
+    return clipped.rstrip() if clipped == text else clipped.rpartition("\n")[0].rstrip()
 
 
 def _whole_lines(text: str, max_tokens: int) -> str:
     """Return the lines of a map that fit, without file names at the end."""
-    cut = text[: max(int(max_tokens * CHARS_PER_TOKEN), 0)]
-    rows = cut.split("\n") if cut == text else cut.split("\n")[:-1]
+    clipped = text[: max(int(max_tokens * CHARS_PER_TOKEN), 0)]
+    rows = clipped.split("\n") if clipped == text else clipped.split("\n")[:-1]
     while rows and not rows[-1].startswith(" "):
         rows.pop()
     return "\n".join(rows)

@@ -60,15 +60,15 @@ def fence(label: str, text: str) -> str:
     The mark depends only on label and text: the same input gives the same bytes.
     """
     plain_label = " ".join(label.split())[:200]
-    whole = digest(plain_label, text)
+    full_digest = digest(plain_label, text)
     # The shortest beginning that is in neither: each mark costs tokens of every call.
     mark = next(
         (
             mark
-            for size in range(4, len(whole))
-            if (mark := whole[:size]) not in text and mark not in plain_label
+            for size in range(4, len(full_digest))
+            if (mark := full_digest[:size]) not in text and mark not in plain_label
         ),
-        whole,
+        full_digest,
     )
     return f"--- {plain_label} [{mark}] ---\n{text.rstrip()}\n--- end [{mark}] ---"
 

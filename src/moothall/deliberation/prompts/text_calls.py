@@ -25,20 +25,20 @@ _SHELL_NAMES = frozenset({"bash", "shell", "sh"})
 _FINISH_NAMES = frozenset({"finish", "submit"})
 _MAX_DEPTH = 64
 """Levels of objects and lists. Arguments of tools have three at most."""
-_MAX_NAME = 100
-_MENTION = 1000
+_MAX_NAME_CHARS = 100
+_MAX_MENTION_CHARS = 1000
 """Characters after <tool> within which its end shows that it is a call, and not prose about calls.
 """
 _SCAN_SHARE, _SCAN_FLOOR = 4, 100_000
 """Characters of broken JSON that are read before a text is given up: a multiple of its size, and a
 floor.
 """
-_FAILURES = 200
+_MAX_FAILURES = 200
 """Broken objects that are read before a text is given up."""
 
 _BAR = r"\uff5c"  # the full-width bar in DeepSeek's marks
 _DSML = f"(?:{_BAR}DSML{_BAR})?"
-_NAME = rf"[\w.:/-]{{1,{_MAX_NAME}}}"
+_NAME = rf"[\w.:/-]{{1,{_MAX_NAME_CHARS}}}"
 _THINKING = {
     "<think>": "</think>",
     "<thinking>": "</thinking>",
@@ -75,7 +75,7 @@ _MARK = re.compile(
     r"|(?P<json>\{)(?=\s*[\"}])",
     re.MULTILINE,
 )
-_NAMED = frozenset({"mistral", "kimi", "deepseek", "harmony"})
+_KINDS_WITH_NAME = frozenset({"mistral", "kimi", "deepseek", "harmony"})
 _SHELL_FENCES = frozenset({"bash", "sh", "shell", "mswea_bash_command"})
 _READ_FENCES = frozenset(
     {
@@ -120,8 +120,8 @@ _NOISE = re.compile(
     rf"|<[|{_BAR}][^|{_BAR}<>\n]{{1,40}}[|{_BAR}]>|\[/?(?:TOOL_CALLS|THINK|ARGS)\]|\bfunctools(?=\[)|```\w{{0,40}}"
 )
 
-_LISTS = ("actions", "tool_calls", "tool_uses", "calls")
-_SINGLE = ("action", "function_call", "tool_call")
+_LIST_KEYS = ("actions", "tool_calls", "tool_uses", "calls")
+_SINGLE_KEYS = ("action", "function_call", "tool_call")
 _TOOL_KEYS = ("tool", "name", "tool_name", "recipient_name", "function", "action")
 _ARGUMENT_KEYS = (
     "args",
@@ -133,7 +133,7 @@ _ARGUMENT_KEYS = (
     "params",
 )
 _THOUGHT_KEYS = ("thought", "thoughts", "reasoning")
-_ABOUT_A_CALL = frozenset(
+_CALL_METADATA_KEYS = frozenset(
     {"id", "call_id", "tool_call_id", "type", "index", "status", *_THOUGHT_KEYS}
 )
 """Fields of a call that are not arguments where these stand beside the name."""
@@ -161,28 +161,28 @@ def without_thinking(text: str) -> str:
     if text.lstrip().startswith("{"):
         return text
     pieces: list[str] = []
-    position, looked, fences = 0, 0, 0
-    while mark := _THOUGHT_MARK.search(text, looked):
-        opened = mark.group("open")
-        fences += text.count("```", looked, mark.start())
-        looked = mark.end()
+    position, search_start, fences = 0, 0, 0
+    while mark := _THOUGHT_MARK.search(text, search_start):
+        opening_mark = mark.group("open")
+        fences += text.count("```", search_start, mark.start())
+        search_start = mark.end()
         if fences % 2:
             continue
-        if opened is None:
+        if opening_mark is None:
             pieces.clear()
-            position = looked
+            position = search_start
             continue
         pieces.append(text[position : mark.start()])
-        position = _end_of_thinking(text, looked, opened)
+        position = _end_of_thinking(text, search_start, opening_mark)
         if position < 0:
             position = mark.end()
             break
-        looked = position
+        search_start = position
     return "".join((*pieces, text[position:]))
 
 
-def _end_of_thinking(text: str, position: int, opened: str) -> int:
-    close = _THINKING.get(opened, _ANALYSIS_END)
+def _end_of_thinking(text: str, position: int, opening_mark: str) -> int:
+    close = _THINKING.get(opening_mark, _ANALYSIS_END)
     end = text.find(close, position)
     return end if end < 0 else end + len(close)
 
@@ -239,7 +239,7 @@ class _Allowance:
     def __init__(self, text: str) -> None:
         self._text = text
         self._characters = _SCAN_SHARE * len(text) + _SCAN_FLOOR
-        self._failures = _FAILURES
+        self._failures = _MAX_FAILURES
 
     def spend(self, start: int, error: MalformedReplyError) -> bool:
         """Count a failed decoding at `start`. Return whether reading may continue."""
@@ -328,7 +328,7 @@ class OfferedTools:
 
 
 def _plain_name(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "_", name[:_MAX_NAME].lower())
+    return re.sub(r"[^a-z0-9]", "_", name[:_MAX_NAME_CHARS].lower())
 
 
 def _convert_value(value: str, shape: Mapping[str, Any]) -> Any:
@@ -442,7 +442,7 @@ class _Scan:
                 position = self._read_markup(mark)
             elif kind == "pairs":
                 position = self._read_pairs(mark)
-            elif kind in _NAMED:
+            elif kind in _KINDS_WITH_NAME:
                 arguments, position = decode(text, mark.end())
                 self._add_call(mark.group(kind), arguments)
             elif kind == "fence":
@@ -463,10 +463,14 @@ class _Scan:
 
     def _after_thinking(self, mark: re.Match[str]) -> int:
         """Return the position after a block of reasoning. An open block may hold the reply."""
-        opened = mark.group()
-        end = -1 if opened in self._missing else _end_of_thinking(self._text, mark.end(), opened)
+        opening_mark = mark.group()
+        end = (
+            -1
+            if opening_mark in self._missing
+            else _end_of_thinking(self._text, mark.end(), opening_mark)
+        )
         if end < 0:
-            self._missing.add(opened)
+            self._missing.add(opening_mark)
             return mark.end()
         return end
 
@@ -480,16 +484,16 @@ class _Scan:
         if following == "<" and _MARK.match(text, body.end() if body else mark.end()):
             return mark.end()  # another spelling within the tag
         if following != "{" or body is None:
-            wrong = MalformedReplyError("a <tool> holds no JSON object.")
-            if text.find("</tool>", mark.end(), mark.end() + _MENTION) >= 0:
-                raise wrong
-            return self._pass_over(mark.end(), wrong)
+            error = MalformedReplyError("a <tool> holds no JSON object.")
+            if text.find("</tool>", mark.end(), mark.end() + _MAX_MENTION_CHARS) >= 0:
+                raise error
+            return self._pass_over(mark.end(), error)
         # The decoder says where the JSON ends: a file's content may hold a closing tag.
         value, position = decode(text, body.end())
         if not self._add_object(value):
             self._add_action(value)
-        closed = _TOOL_END.match(text, position)
-        return closed.end() if closed else position
+        closing_tag = _TOOL_END.match(text, position)
+        return closing_tag.end() if closing_tag else position
 
     def _read_text(self, tag: str, start: int) -> int:
         """Read the content of <python> or <finish>. A tag without end or content is skipped, since
@@ -509,9 +513,9 @@ class _Scan:
         (self._parts.finish if tag == "finish" else self._parts.python).append(content)
         return end + len(close)
 
-    def _pass_over(self, position: int, wrong: MalformedReplyError) -> int:
+    def _pass_over(self, position: int, error: MalformedReplyError) -> int:
         """Continue at a position. The error counts if the reply is otherwise empty."""
-        self._parts.broken = self._parts.broken or wrong
+        self._parts.broken = self._parts.broken or error
         return position
 
     def _read_markup(self, mark: re.Match[str]) -> int:
@@ -538,8 +542,8 @@ class _Scan:
                 )
                 position = end.end() if end else len(text)
         self._add_call(mark.group("xml"), arguments)
-        closed = _CALL_END.match(text, position)
-        return closed.end() if closed else position
+        closing_tag = _CALL_END.match(text, position)
+        return closing_tag.end() if closing_tag else position
 
     def _end_of_value(self, start: int) -> re.Match[str] | None:
         """Return the end of a parameter's value: an unambiguous one, or the first closing tag."""
@@ -607,24 +611,24 @@ class _Scan:
 
     def _add_object(self, data: Mapping[str, Any]) -> bool:
         """Add the requests of an object. Return whether it has any."""
-        listed = next((key for key in _LISTS if data.get(key) is not None), "")
-        single = next((key for key in _SINGLE if isinstance(data.get(key), dict)), "")
+        list_key = next((key for key in _LIST_KEYS if data.get(key) is not None), "")
+        single_key = next((key for key in _SINGLE_KEYS if isinstance(data.get(key), dict)), "")
         text_fields = [name for name in ("python", "finish") if data.get(name) is not None]
-        if not (listed or single or text_fields or self._is_call(data)):
+        if not (list_key or single_key or text_fields or self._is_call(data)):
             inner = [value for value in data.values() if isinstance(value, dict)]
             return len(data) == len(inner) == 1 and self._add_object(inner[0])
         parts = self._parts
         parts.thoughts += [
             thought for key in _THOUGHT_KEYS if isinstance(thought := data.get(key), str)
         ]
-        if listed:
-            self._add_list(data, listed, may_be_empty=bool(text_fields or single))
-        if single:
-            self._add_action(data[single])
-        if not (listed or single) and self._is_call(data):
+        if list_key:
+            self._add_list(data, list_key, may_be_empty=bool(text_fields or single_key))
+        if single_key:
+            self._add_action(data[single_key])
+        if not (list_key or single_key) and self._is_call(data):
             self._add_action(data)
         texts = [name for name in text_fields if isinstance(data[name], str) and data[name].strip()]
-        if text_fields and not (texts or single or (listed and data[listed])):
+        if text_fields and not (texts or single_key or (list_key and data[list_key])):
             raise MalformedReplyError(f"{text_fields[0]!r} is a text that is not empty.")
         for name in texts:
             (parts.python if name == "python" else parts.finish).append(data[name])
@@ -703,7 +707,9 @@ def _call_arguments(data: Mapping[str, Any], name_key: str) -> Mapping[str, Any]
         if key in {"args", "arguments"}:
             raise MalformedReplyError(f"the args of {tool} are no object.")
     other_fields = {
-        key: value for key, value in data.items() if key not in _ABOUT_A_CALL and key != name_key
+        key: value
+        for key, value in data.items()
+        if key not in _CALL_METADATA_KEYS and key != name_key
     }
     return {
         key: value

@@ -250,12 +250,12 @@ def _check_state(prepared: Prepared, name: str) -> str:
     if not run.cases:
         return f"{run.verdict}{'' if run.verdict == 'passed' else ' before you came'}, {seconds}"
     outcomes = Counter(run.cases.values())
-    counted = ", ".join(
+    counts = ", ".join(
         f"{outcomes[kind]} {kind}"
         for kind in ("passed", "failed", "errored", "skipped")
         if outcomes[kind]
     )
-    return f"{len(run.cases)} tests, {counted}, {seconds}"
+    return f"{len(run.cases)} tests, {counts}, {seconds}"
 
 
 def seat_prompt(

@@ -17,7 +17,7 @@ from moothall.domain.evidence import FAILED_OUTCOMES, CheckRun
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import BlockRun, ToolResult, ToolStatus
 
-_FOUND = 20  # findings of a linter that are shown
+_MAX_FINDINGS = 20  # findings of a linter that are shown
 
 
 def numbered_result_text(number: int, result: ToolResult, max_chars: int) -> str:
@@ -30,7 +30,7 @@ def numbered_result_text(number: int, result: ToolResult, max_chars: int) -> str
     return f"{head}\n{fence('output', clip(text, max_chars))}" if text else head
 
 
-_NAMED, _DETAILED = 10, 3  # failing cases that are named, and those whose output is shown
+_MAX_NAMES, _MAX_DETAILS = 10, 3  # failing cases that are named, and those whose output is shown
 _TIERS = {"monty": "", "python": "in CPython, since "}
 
 
@@ -70,26 +70,28 @@ def check_text(run: CheckRun, base: CheckRun | None, max_chars: int) -> str:
     """Return a check's verdict and, if it failed, its failing cases with their output, within about
     `max_chars`. Cases that the change broke come before those that failed on the base.
     """
-    counted = list(run.cases.values())
-    numbers = f" ({counted.count('passed')} of {len(counted)} passed)" if counted else ""
-    stopped = "" if run.status == "success" else f", stopped: {run.status}"
-    head = f"Check {run.check}: {run.verdict}{numbers}{stopped}"
+    outcomes = list(run.cases.values())
+    numbers = f" ({outcomes.count('passed')} of {len(outcomes)} passed)" if outcomes else ""
+    stop_note = "" if run.status == "success" else f", stopped: {run.status}"
+    head = f"Check {run.check}: {run.verdict}{numbers}{stop_note}"
     failing = failing_cases(run)
     base_failing = failing_cases(base) if base is not None else []
-    before = [case for case in failing if case in base_failing]
-    since = [case for case in failing if case not in before]
+    failing_before = [case for case in failing if case in base_failing]
+    new_failing = [case for case in failing if case not in failing_before]
     if not failing and run.verdict == "passed":
         return head
     parts = [
-        _cases_text(title, cases, run.details, max_chars // (1 + bool(since and before)))
+        _cases_text(
+            title, cases, run.details, max_chars // (1 + bool(new_failing and failing_before))
+        )
         for title, cases in (
-            ("Failing since your change", since),
-            ("Failed before your change too", before),
+            ("Failing since your change", new_failing),
+            ("Failed before your change too", failing_before),
         )
         if cases
     ]
     if new := [*(Counter(run.findings) - Counter(base.findings if base else ()))]:
-        parts.append("\n".join(["Found now and not before:", *new[:_FOUND]]))
+        parts.append("\n".join(["Found now and not before:", *new[:_MAX_FINDINGS]]))
     if not any(case in run.details for case in failing):
         parts.append(run.output)
     return f"{head}\n{fence(f'output of {run.check}', clip(chr(10).join(parts), max_chars))}"
@@ -100,7 +102,7 @@ def _cases_text(
 ) -> str:
     """Name the cases, and show the output of the first few."""
     names = _name_some(cases)
-    detailed = [case for case in cases if details.get(case, "").strip()][:_DETAILED]
+    detailed = [case for case in cases if details.get(case, "").strip()][:_MAX_DETAILS]
     share = max(max_chars - len(names), 0) // max(len(detailed), 1)
     return "\n".join(
         [
@@ -112,14 +114,14 @@ def _cases_text(
 
 def ignored_text(ignored: Mapping[str, str]) -> str:
     """Return a text that names the new files that git ignores, and what to do about them."""
-    listed = "\n".join(f"{path}: {rule}" for path, rule in list(ignored.items())[:_NAMED])
-    more = f"\nand {len(ignored) - _NAMED} more" if len(ignored) > _NAMED else ""
+    listing = "\n".join(f"{path}: {rule}" for path, rule in list(ignored.items())[:_MAX_NAMES])
+    more = f"\nand {len(ignored) - _MAX_NAMES} more" if len(ignored) > _MAX_NAMES else ""
     way_out = (
         "Your checks see these files, but your answer leaves them out. Write them to another path, "
         "or change the rule."
     )
     return (
-        f"{fence('new files that git ignores: they are left out of your answer', listed + more)}\n"
+        f"{fence('new files that git ignores: they are left out of your answer', listing + more)}\n"
         f"{way_out}"
     )
 
@@ -147,12 +149,12 @@ def verdict_text(state: WorkspaceState) -> str:
 
 
 def _name_some(cases: Sequence[str]) -> str:
-    return ", ".join(cases[:_NAMED]) + (
-        f" and {len(cases) - _NAMED} more" if len(cases) > _NAMED else ""
+    return ", ".join(cases[:_MAX_NAMES]) + (
+        f" and {len(cases) - _MAX_NAMES} more" if len(cases) > _MAX_NAMES else ""
     )
 
 
-_SHOWN_CASES, _NAMED_CASES = 3, 10
+_MAX_OUTPUT_CASES, _MAX_LISTED_CASES = 3, 10
 _CASE_CHARS = 2_000
 _COMMAND_CHARS = 200
 CONFIRM = (
@@ -259,8 +261,8 @@ def new_failures(run: CheckRun, base: CheckRun | None) -> list[str]:
     if not run.cases:
         failed_before = base is not None and base.verdict != "passed"
         return [] if run.verdict == "passed" or failed_before else [run.check]
-    before = base.cases if base is not None else {}
-    return [case for case in failing_cases(run) if before.get(case) not in FAILED_OUTCOMES]
+    base_outcomes = base.cases if base is not None else {}
+    return [case for case in failing_cases(run) if base_outcomes.get(case) not in FAILED_OUTCOMES]
 
 
 def is_clean(state: WorkspaceState, prepared: Prepared, left_out: Mapping[str, str]) -> bool:
@@ -331,8 +333,8 @@ def _check_text(run: CheckRun, prepared: Prepared, max_chars: int, *, narrowed: 
     new = new_failures(run, base)
     old = [case for case in failing_cases(run) if case not in new]
     passed = sum(outcome == "passed" for outcome in run.cases.values())
-    counted = f"{len(run.cases)} tests ran, {passed} passed" if run.cases else str(run.verdict)
-    lines = [f"{run.check}: {counted}, {run.duration_ms / 1000:.1f} s"]
+    summary = f"{len(run.cases)} tests ran, {passed} passed" if run.cases else str(run.verdict)
+    lines = [f"{run.check}: {summary}, {run.duration_ms / 1000:.1f} s"]
     if narrowed and base is not None:
         near_count = _known_cases(run, prepared)
         near_text = (
@@ -353,7 +355,7 @@ def _check_text(run: CheckRun, prepared: Prepared, max_chars: int, *, narrowed: 
         lines.append(f"New failures: {_list_names(new)}")
         lines += [
             f"{case}:\n{clip(run.details[case].strip(), _CASE_CHARS)}"
-            for case in new[:_SHOWN_CASES]
+            for case in new[:_MAX_OUTPUT_CASES]
             if run.details.get(case)
         ]
         if not any(run.details.get(case) for case in new):
@@ -362,6 +364,6 @@ def _check_text(run: CheckRun, prepared: Prepared, max_chars: int, *, narrowed: 
 
 
 def _list_names(cases: Sequence[str]) -> str:
-    return ", ".join(cases[:_NAMED_CASES]) + (
-        f" and {len(cases) - _NAMED_CASES} more" if len(cases) > _NAMED_CASES else ""
+    return ", ".join(cases[:_MAX_LISTED_CASES]) + (
+        f" and {len(cases) - _MAX_LISTED_CASES} more" if len(cases) > _MAX_LISTED_CASES else ""
     )
