@@ -451,7 +451,7 @@ async def test_an_invalid_test_decides_nothing(tmp_path: Path, test: str, why: s
         valid = await evaluator._author_tests.validate(
             place.proposal({**pool.right, "tests/test_mine.py": text})
         )
-    assert (valid.cases, valid.why) == ({}, why)
+    assert (valid.cases, valid.reason) == ({}, why)
 
 
 async def test_a_wrong_test_beside_a_right_change_does_not_refuse_the_change(
@@ -506,7 +506,7 @@ async def test_a_test_of_a_requested_function_counts_even_if_the_base_cannot_imp
         task="The price of half a thing is wrong, see shop/price.py",
     ) as place:
         valid = await place.evaluator()._author_tests.validate(place.proposal({**added, **test}))
-    assert (valid.cases, valid.why) == (
+    assert (valid.cases, valid.reason) == (
         {},
         "they fail on the base for a reason that the task does not give",
     )

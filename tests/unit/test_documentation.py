@@ -62,7 +62,7 @@ def _read_agent(text: str, folder: Path) -> None:
     file.write_text(text, encoding="utf-8")
     loaded = load([file])
     assert loaded.specs
-    assert not loaded.wrong
+    assert not loaded.errors
 
 
 def _read_workflow(text: str, _folder: Path) -> None:

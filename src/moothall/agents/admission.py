@@ -122,7 +122,7 @@ class CallAdmission:
             failed = True
 
         try:
-            with self._counted(principal.tenant):
+            with self._count_call(principal.tenant):
                 async with asyncio.timeout(limit_seconds):
                     yield mark_failed
         except TimeoutError as error:
@@ -173,7 +173,7 @@ class CallAdmission:
             )
 
     @contextmanager
-    def _counted(self, tenant: str) -> Iterator[None]:
+    def _count_call(self, tenant: str) -> Iterator[None]:
         """Count a running call of a tenant."""
         self._active[tenant] += 1
         try:
@@ -208,7 +208,7 @@ _MAX_TRIES = 20
 _ANSWER_CHARS = 4_000
 _SESSION_SECONDS = 1800
 """The lifetime of a session's workspace since it was opened; then a new one is opened."""
-_HISTORY = 20
+_MAX_HISTORY_LINES = 20
 """The newest queries and answers of a session that are stored and sent with the next query."""
 """The part of each answer that a session stores."""
 
@@ -235,10 +235,12 @@ class AgentSessions:
             return query
         stored = (
             load(SessionContext, document)
-            if (document := await self._bucket.get(self._key(principal, session.session_id)))
+            if (
+                document := await self._bucket.get(self._session_key(principal, session.session_id))
+            )
             else SessionContext()
         )
-        merged = SessionContext(
+        merged_session = SessionContext(
             session_id=session.session_id,
             history=session.history or stored.history,
             persistent_context={**stored.persistent_context, **session.persistent_context},
@@ -247,17 +249,22 @@ class AgentSessions:
             total_tokens_used=max(stored.total_tokens_used, session.total_tokens_used),
             total_cost_usd=max(stored.total_cost_usd, session.total_cost_usd),
         )
-        return replace(query, session=merged)
+        return replace(query, session=merged_session)
 
-    async def keep(
-        self, query: Query, principal: Principal, turn: Sequence[str], used: SessionContext
+    async def record_turn(
+        self,
+        query: Query,
+        principal: Principal,
+        turn: Sequence[str],
+        context_changes: SessionContext,
     ) -> None:
-        """Add a question and its answer to a session, and the changes in `used`. Raises `Temporary`
-        if other writers keep interfering.
+        """Add a question and its answer to a session, and the changes of its context.
+
+        Raises `Temporary` if other writers keep interfering.
         """
         if not query.session.session_id:
             return
-        key = self._key(principal, query.session.session_id)
+        key = self._session_key(principal, query.session.session_id)
         lines = tuple(line[:_ANSWER_CHARS] for line in turn if line)
         for _ in range(_MAX_TRIES):
             document, revision = await self._bucket.get_with_revision(key)
@@ -268,15 +275,17 @@ class AgentSessions:
             )
             updated = replace(
                 stored,
-                history=(*stored.history, *lines)[-_HISTORY:],
+                history=(*stored.history, *lines)[-_MAX_HISTORY_LINES:],
                 persistent_context={
                     **stored.persistent_context,
                     **query.session.persistent_context,
                 },
-                files_created=tuple(dict.fromkeys((*stored.files_created, *used.files_created))),
-                tools_used=tuple(dict.fromkeys((*stored.tools_used, *used.tools_used))),
-                total_tokens_used=stored.total_tokens_used + used.total_tokens_used,
-                total_cost_usd=stored.total_cost_usd + used.total_cost_usd,
+                files_created=tuple(
+                    dict.fromkeys((*stored.files_created, *context_changes.files_created))
+                ),
+                tools_used=tuple(dict.fromkeys((*stored.tools_used, *context_changes.tools_used))),
+                total_tokens_used=stored.total_tokens_used + context_changes.total_tokens_used,
+                total_cost_usd=stored.total_cost_usd + context_changes.total_cost_usd,
             )
             with suppress(AlreadyExists):
                 await self._bucket.replace(key, dump(updated), revision)
@@ -323,13 +332,13 @@ class AgentSessions:
 
     def _drop_closed(self) -> None:
         """Drop the workspaces that are closed."""
-        for key, opened in tuple(self._open.items()):
-            if not self._tool_sessions.is_open(opened.workspace):
+        for key, opened_session in tuple(self._open.items()):
+            if not self._tool_sessions.is_open(opened_session.workspace):
                 del self._open[key]
                 if not self._opening[key].locked():
                     del self._opening[key]
 
-    def _key(self, principal: Principal, session_id: str) -> str:
+    def _session_key(self, principal: Principal, session_id: str) -> str:
         return f"{principal.tenant}.{digest(principal.name, session_id)[:40]}"
 
 

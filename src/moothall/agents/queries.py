@@ -53,7 +53,11 @@ class ToolSequenceRunner:
         self._rates = Rates()
 
     async def run_tools(
-        self, principal: Principal, opened: OpenedSession, actions: Sequence[Action], task_id: str
+        self,
+        principal: Principal,
+        opened_session: OpenedSession,
+        actions: Sequence[Action],
+        task_id: str,
     ) -> tuple[ToolRun, ...]:
         """Run tools and return their results, in order. A failed tool does not stop the others.
 
@@ -71,7 +75,7 @@ class ToolSequenceRunner:
                     request_id, action.tool, action.arguments, datetime.now(UTC) + _MAX_CALL_TIME
                 )
                 result = self._too_often(principal, call) or await self._tool_sessions.call(
-                    principal, opened.workspace, opened.token, call
+                    principal, opened_session.workspace, opened_session.token, call
                 )
                 return ToolRun(action, f"{task_id}.{index}", result)
 
@@ -101,15 +105,15 @@ class ToolSequenceRunner:
 
 
 _MAX_SHOWN_NAMES = 5
-_DIRECT, _SEQUENCE, _ALLOWED = "tool_parameters", "tool_calls", "allowed_tools"
-_PROFILE, _TIER = "model_profile", "model_tier"
+_DIRECT_KEY, _SEQUENCE_KEY, _ALLOWED_KEY = "tool_parameters", "tool_calls", "allowed_tools"
+_PROFILE_KEY, _TIER_KEY = "model_profile", "model_tier"
 _TIERS = ("", "small", "medium", "large")
 _RESERVED_KEYS = {
-    _DIRECT,
-    _SEQUENCE,
-    _ALLOWED,
-    _PROFILE,
-    _TIER,
+    _DIRECT_KEY,
+    _SEQUENCE_KEY,
+    _ALLOWED_KEY,
+    _PROFILE_KEY,
+    _TIER_KEY,
     "tool",
     "tool_name",
     "name",
@@ -172,18 +176,18 @@ def tool_action(name: str, arguments: Mapping[str, Any]) -> Action:
     )
 
 
-def check_names(names: Iterable[str], known: Collection[str], field: str) -> tuple[str, ...]:
+def check_names(names: Iterable[str], catalogue: Collection[str], field: str) -> tuple[str, ...]:
     """Translate names into those of the catalogue, each once.
 
     Raises `InvalidRequest` for unknown names.
     """
     catalogue_names = tuple(dict.fromkeys(map(tool_name, names)))
-    if unknown := [name for name in catalogue_names if name not in known]:
-        shown = ", ".join(repr(name[:80]) for name in unknown[:_MAX_SHOWN_NAMES]) + (
+    if unknown := [name for name in catalogue_names if name not in catalogue]:
+        listed_names = ", ".join(repr(name[:80]) for name in unknown[:_MAX_SHOWN_NAMES]) + (
             ", …" if len(unknown) > _MAX_SHOWN_NAMES else ""
         )
         raise InvalidRequest(
-            f"{field} names tools that do not exist: {shown}; DiscoverTools lists all tools"
+            f"{field} names tools that do not exist: {listed_names}; DiscoverTools lists all tools"
         )
     return catalogue_names
 
@@ -227,14 +231,14 @@ class Query:
     @property
     def role(self) -> str:
         """The role whose tools may be used."""
-        return _text(self.context, "role") or "dev"
+        return _read_text(self.context, "role") or "dev"
 
     @property
     def model(self) -> str:
         """The requested model: `context.model_profile`, else `context.model_tier` by number (1
         small, 2 medium, 3 large) or name.
         """
-        tier = self.context.get(_TIER, "")
+        tier = self.context.get(_TIER_KEY, "")
         if isinstance(tier, str):
             tier = tier.lower().removeprefix("model_tier_").replace("unspecified", "")
         elif (
@@ -245,10 +249,10 @@ class Query:
             tier = _TIERS[int(tier)]
         if tier not in _TIERS:
             raise InvalidRequest(
-                f"context.{_TIER} is {str(tier)[:40]!r}; there are 1 (small), 2 (medium) and 3 "
+                f"context.{_TIER_KEY} is {str(tier)[:40]!r}; there are 1 (small), 2 (medium) and 3 "
                 "(large)"
             )
-        return _text(self.context, _PROFILE) or tier
+        return _read_text(self.context, _PROFILE_KEY) or tier
 
     @property
     def length(self) -> int:
@@ -270,30 +274,32 @@ class Query:
             and reference
             and reference.keys() <= {"id", "url", "ref"}
         ):
-            return RepositoryRef(**{name: _text(reference, name) for name in reference})
+            return RepositoryRef(**{name: _read_text(reference, name) for name in reference})
         raise InvalidRequest(
             "context.repository is neither a text nor an object with id, url and ref"
         )
 
-    def with_known_tools(self, known: Collection[str]) -> Query:
+    def with_known_tools(self, catalogue: Collection[str]) -> Query:
         """Return the query with its allowed tools under their names in the catalogue.
 
         Raises `InvalidRequest` for names of tools that do not exist.
         """
-        available = check_names(self.available_tools, known, "available_tools")
-        allowed = self.context.get(_ALLOWED)
+        available = check_names(self.available_tools, catalogue, "available_tools")
+        allowed = self.context.get(_ALLOWED_KEY)
         if allowed is None:
             return replace(self, available_tools=available)
         if not _are_names(allowed):
-            raise InvalidRequest(f"context.{_ALLOWED} is no list of names of tools")
-        names = list(check_names(allowed, known, f"context.{_ALLOWED}"))
-        return replace(self, available_tools=available, context={**self.context, _ALLOWED: names})
+            raise InvalidRequest(f"context.{_ALLOWED_KEY} is no list of names of tools")
+        names = list(check_names(allowed, catalogue, f"context.{_ALLOWED_KEY}"))
+        return replace(
+            self, available_tools=available, context={**self.context, _ALLOWED_KEY: names}
+        )
 
     def tools(self) -> frozenset[str] | None:
         """Return the tools that an agent may use, None for all of its role. Searching the web and
         fetching pages imply each other. Call `with_known_tools` first.
         """
-        allowed = self.context.get(_ALLOWED)
+        allowed = self.context.get(_ALLOWED_KEY)
         restrictions = [
             frozenset(names)
             for names in (self.available_tools or None, allowed)
@@ -308,10 +314,10 @@ class Query:
         """Return the tools to run without a model, None if an agent is asked. Raises
         `InvalidRequest`, `Refused`.
         """
-        if _DIRECT in self.context:
+        if _DIRECT_KEY in self.context:
             actions: tuple[Action, ...] = (self._single_action(),)
-        elif _SEQUENCE in self.context:
-            actions = self._action_list(self.context[_SEQUENCE])
+        elif _SEQUENCE_KEY in self.context:
+            actions = self._action_list(self.context[_SEQUENCE_KEY])
         else:
             return None
         for action in actions:
@@ -320,7 +326,7 @@ class Query:
 
     def is_sequence(self) -> bool:
         """Return True if the query asks for a list of tools, not for one."""
-        return _DIRECT not in self.context and _SEQUENCE in self.context
+        return _DIRECT_KEY not in self.context and _SEQUENCE_KEY in self.context
 
     def instructions(self) -> str:
         """Return the query as an agent gets it, after the context of the session and of the
@@ -333,24 +339,24 @@ class Query:
                 + "\n".join(f"- {line}" for line in self.session.history)
             )
         extra = {name: value for name, value in self.context.items() if name not in _RESERVED_KEYS}
-        known = {**self.session.persistent_context, **extra}
-        if known:
+        facts = {**self.session.persistent_context, **extra}
+        if facts:
             parts.append(
                 "What is known:\n"
-                + json.dumps(known, ensure_ascii=False, sort_keys=True, default=str)
+                + json.dumps(facts, ensure_ascii=False, sort_keys=True, default=str)
             )
         return "\n\n".join([*parts, self.query])
 
     def _single_action(self) -> Action:
-        parameters = self.context[_DIRECT]
+        parameters = self.context[_DIRECT_KEY]
         if not isinstance(parameters, Mapping):
-            raise InvalidRequest(f"context.{_DIRECT} is no object; give {{tool, parameters}}")
+            raise InvalidRequest(f"context.{_DIRECT_KEY} is no object; give {{tool, parameters}}")
         name = next(
             (
-                _text(source, key)
+                _read_text(source, key)
                 for source in (parameters, self.context)
                 for key in ("tool", "tool_name", "name")
-                if _text(source, key)
+                if _read_text(source, key)
             ),
             "",
         )
@@ -358,19 +364,19 @@ class Query:
             name = self.available_tools[0]
         if not name:
             raise InvalidRequest(
-                f"context.{_DIRECT} names no tool: give tool, tool_name or name, or one tool in "
-                "available_tools"
+                f"context.{_DIRECT_KEY} names no tool: give tool, tool_name or name, or one tool "
+                "in available_tools"
             )
         arguments = {
             key: value
             for key, value in parameters.items()
             if key not in {"tool", "tool_name", "parameters"}
         }
-        if _text(parameters, "name") == name and not (
-            _text(parameters, "tool") or _text(parameters, "tool_name")
+        if _read_text(parameters, "name") == name and not (
+            _read_text(parameters, "tool") or _read_text(parameters, "tool_name")
         ):
             del arguments["name"]
-        return tool_action(name, {**arguments, **_parameters(parameters, _DIRECT)})
+        return tool_action(name, {**arguments, **_read_parameters(parameters, _DIRECT_KEY)})
 
     def _action_list(self, calls: Any) -> tuple[Action, ...]:
         if (
@@ -379,17 +385,19 @@ class Query:
             or not 1 <= len(calls) <= _MAX_CALLS
         ):
             raise InvalidRequest(
-                f"context.{_SEQUENCE} is no list of 1 to {_MAX_CALLS} objects with tool and "
+                f"context.{_SEQUENCE_KEY} is no list of 1 to {_MAX_CALLS} objects with tool and "
                 "parameters"
             )
         actions = []
         for index, item in enumerate(calls):
-            if not isinstance(item, Mapping) or not _text(item, "tool"):
+            if not isinstance(item, Mapping) or not _read_text(item, "tool"):
                 raise InvalidRequest(
-                    f"context.{_SEQUENCE}[{index}] names no tool; give {{tool, parameters}}"
+                    f"context.{_SEQUENCE_KEY}[{index}] names no tool; give {{tool, parameters}}"
                 )
             actions.append(
-                tool_action(_text(item, "tool"), _parameters(item, f"{_SEQUENCE}[{index}]"))
+                tool_action(
+                    _read_text(item, "tool"), _read_parameters(item, f"{_SEQUENCE_KEY}[{index}]")
+                )
             )
         return tuple(actions)
 
@@ -399,9 +407,9 @@ class Query:
         """
         if self.available_tools and tool not in self.available_tools:
             raise Refused(f"{tool[:80]} is not among available_tools")
-        allowed = self.context.get(_ALLOWED)
+        allowed = self.context.get(_ALLOWED_KEY)
         if allowed is not None and tool not in allowed:
-            raise Refused(f"{tool[:80]} is not among context.{_ALLOWED}")
+            raise Refused(f"{tool[:80]} is not among context.{_ALLOWED_KEY}")
 
 
 def _are_names(value: object) -> bool:
@@ -412,13 +420,13 @@ def _are_names(value: object) -> bool:
     )
 
 
-def _text(fields: Mapping[str, Any], name: str) -> str:
+def _read_text(fields: Mapping[str, Any], name: str) -> str:
     value = fields.get(name, "")
     return value if isinstance(value, str) else ""
 
 
-def _parameters(fields: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+def _read_parameters(fields: Mapping[str, Any], location: str) -> Mapping[str, Any]:
     parameters = fields.get("parameters", {})
     if not isinstance(parameters, Mapping):
-        raise InvalidRequest(f"context.{where}.parameters is no object")
+        raise InvalidRequest(f"context.{location}.parameters is no object")
     return parameters

@@ -44,7 +44,7 @@ _MAX_FILE_BYTES = 256_000
 
 
 @dataclass(frozen=True, slots=True)
-class Wrong:
+class SpecError:
     """An error in a file; line 0 means the whole file."""
 
     file: str
@@ -56,12 +56,12 @@ class Wrong:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """The valid specs by file, the errors, and the keys that are kept but not used."""
+class LoadedSpecs:
+    """The valid specs by file, the errors, and notes such as unused keys."""
 
     specs: dict[str, Spec] = field(default_factory=dict)
-    wrong: tuple[Wrong, ...] = ()
-    kept: tuple[Wrong, ...] = ()
+    errors: tuple[SpecError, ...] = ()
+    notes: tuple[SpecError, ...] = ()
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
@@ -79,23 +79,23 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
     return files
 
 
-def load(paths: Sequence[Path]) -> Loaded:
+def load(paths: Sequence[Path]) -> LoadedSpecs:
     """Load files and folders; larger files than `_MAX_FILE_BYTES` are errors. Raises
     `InvalidRequest` for a path that does not exist.
     """
     specs: dict[str, Spec] = {}
-    errors: list[Wrong] = []
-    unused: list[Wrong] = []
+    errors: list[SpecError] = []
+    unused: list[SpecError] = []
     for path in dict.fromkeys(files_of(paths)):
         file = str(path)
         try:
             spec, node = _read_spec(path)
         except _InvalidFile as invalid:
-            errors += invalid.wrong
+            errors += invalid.errors
             continue
         specs[file] = spec
         unused += [
-            Wrong(
+            SpecError(
                 file,
                 _line_of(node, key_path),
                 f"{'.'.join(map(str, key_path))} is kept, and nothing is done by it",
@@ -105,9 +105,11 @@ def load(paths: Sequence[Path]) -> Loaded:
     files: dict[str, str] = {}
     for file, spec in list(specs.items()):
         if (first_file := files.setdefault(spec.name, file)) != file:
-            errors.append(Wrong(file, 0, f"{first_file} has an agent called {spec.name} already"))
+            errors.append(
+                SpecError(file, 0, f"{first_file} has an agent called {spec.name} already")
+            )
             del specs[file]
-    return Loaded(specs, tuple(errors), tuple(unused))
+    return LoadedSpecs(specs, tuple(errors), tuple(unused))
 
 
 def check_order(specs: Sequence[Spec]) -> tuple[str, ...]:
@@ -118,9 +120,9 @@ def check_order(specs: Sequence[Spec]) -> tuple[str, ...]:
 
 
 class _InvalidFile(Exception):
-    def __init__(self, wrong: Sequence[Wrong]) -> None:
+    def __init__(self, errors: Sequence[SpecError]) -> None:
         super().__init__()
-        self.wrong = wrong
+        self.errors = errors
 
 
 class _UnsupportedYaml(yaml.MarkedYAMLError):
@@ -147,8 +149,8 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    sign: [(tag, pattern) for tag, pattern in known if tag != "tag:yaml.org,2002:timestamp"]
-    for sign, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    sign: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for sign, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
 
@@ -158,19 +160,19 @@ def _read_spec(path: Path) -> tuple[Spec, yaml.Node]:
         with path.open("rb") as stream:
             raw = stream.read(_MAX_FILE_BYTES + 1)
         if len(raw) > _MAX_FILE_BYTES:
-            raise _InvalidFile([Wrong(file, 0, f"it has more than {_MAX_FILE_BYTES:,} bytes")])
-        node, data = _parse(file, raw.decode("utf-8"))
+            raise _InvalidFile([SpecError(file, 0, f"it has more than {_MAX_FILE_BYTES:,} bytes")])
+        node, data = _parse_yaml(file, raw.decode("utf-8"))
     except OSError as error:
-        raise _InvalidFile([Wrong(file, 0, error.strerror or str(error))]) from error
+        raise _InvalidFile([SpecError(file, 0, error.strerror or str(error))]) from error
     except RecursionError as error:
         raise _InvalidFile(
-            [Wrong(file, 0, "it is nested too deeply; write lists and maps that are flatter")]
+            [SpecError(file, 0, "it is nested too deeply; write lists and maps that are flatter")]
         ) from error
     except ValueError as error:  # invalid UTF-8, or a number that cannot be parsed
-        raise _InvalidFile([Wrong(file, 0, f"it is no YAML: {error}")]) from error
+        raise _InvalidFile([SpecError(file, 0, f"it is no YAML: {error}")]) from error
     if not isinstance(data, dict) or node is None:
         raise _InvalidFile(
-            [Wrong(file, 0, "it is no map of sections; metadata and objectives are needed")]
+            [SpecError(file, 0, "it is no map of sections; metadata and objectives are needed")]
         )
     try:
         spec = Spec.model_validate(data)
@@ -178,16 +180,16 @@ def _read_spec(path: Path) -> tuple[Spec, yaml.Node]:
     except ValidationError as error:
         raise _InvalidFile(
             [
-                Wrong(file, _line_of(node, field_error.place), _describe_error(field_error))
+                SpecError(file, _line_of(node, field_error.place), _describe_error(field_error))
                 for field_error in wrong_fields(error)
             ]
         ) from error
     except InvalidRequest as error:
-        raise _InvalidFile([Wrong(file, _line_of(node, ("tasks",)), error.message)]) from error
+        raise _InvalidFile([SpecError(file, _line_of(node, ("tasks",)), error.message)]) from error
     return spec, node
 
 
-def _parse(file: str, text: str) -> tuple[yaml.Node | None, Any]:
+def _parse_yaml(file: str, text: str) -> tuple[yaml.Node | None, Any]:
     """Return the root node of a text and its value. Raises `_InvalidFile`, `ValueError`,
     `RecursionError`.
     """
@@ -197,18 +199,20 @@ def _parse(file: str, text: str) -> tuple[yaml.Node | None, Any]:
         if node is None:
             return None, None
         if repeated := list(_repeated_keys(node)):
-            raise _InvalidFile([Wrong(file, line, f"{key} is set twice") for key, line in repeated])
+            raise _InvalidFile(
+                [SpecError(file, line, f"{key} is set twice") for key, line in repeated]
+            )
         return node, loader.construct_document(node)
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise _InvalidFile(
-            [Wrong(file, line, f"it has a sign that no text has, U+{error.character:04X}")]
+            [SpecError(file, line, f"it has a sign that no text has, U+{error.character:04X}")]
         ) from error
     except yaml.MarkedYAMLError as error:
         prefix = "" if isinstance(error, _UnsupportedYaml) else "it is no YAML: "
         mark = error.problem_mark
         raise _InvalidFile(
-            [Wrong(file, mark.line + 1 if mark else 0, f"{prefix}{error.problem}")]
+            [SpecError(file, mark.line + 1 if mark else 0, f"{prefix}{error.problem}")]
         ) from error
 
 
@@ -220,26 +224,26 @@ _MESSAGES = {
 }
 
 
-def _describe_error(wrong: WrongField) -> str:
-    where = ".".join(map(str, wrong.place))
-    message = _MESSAGES.get(wrong.fault, wrong.sentence)
-    if wrong.fault == "string_pattern_mismatch":  # only names have a pattern
+def _describe_error(wrong_field: WrongField) -> str:
+    location = ".".join(map(str, wrong_field.place))
+    message = _MESSAGES.get(wrong_field.fault, wrong_field.sentence)
+    if wrong_field.fault == "string_pattern_mismatch":  # only names have a pattern
         message = "a name is small letters, digits and dashes, at most 63, and begins with no dash"
-    return f"{where}: {message}" if where else message
+    return f"{location}: {message}" if location else message
 
 
 @lru_cache(maxsize=8)  # the lines of thousands of keys of one file may be looked up
-def _entries(node: yaml.MappingNode) -> Mapping[str, tuple[yaml.Node, yaml.Node]]:
+def _mapping_entries(node: yaml.MappingNode) -> Mapping[str, tuple[yaml.Node, yaml.Node]]:
     return {str(key.value): (key, value) for key, value in node.value}
 
 
-def _line_of(node: yaml.Node, where: Sequence[Any]) -> int:
-    """Return the line of the deepest part of `where` that the file has."""
-    for part in where:
+def _line_of(node: yaml.Node, location: Sequence[Any]) -> int:
+    """Return the line of the deepest part of `location` that the file has."""
+    for part in location:
         if isinstance(node, yaml.MappingNode):
-            if (entry := _entries(node).get(str(part))) is None:
+            if (entry := _mapping_entries(node).get(str(part))) is None:
                 continue  # a level such as `default` is in between, or the key is missing
-            if part == where[-1]:
+            if part == location[-1]:
                 return int(entry[0].start_mark.line) + 1
             node = entry[1]
         elif (
@@ -252,11 +256,11 @@ def _line_of(node: yaml.Node, where: Sequence[Any]) -> int:
 def _repeated_keys(node: yaml.Node) -> Iterator[tuple[str, int]]:
     """Yield the keys that a map has twice, which YAML parsers accept silently."""
     if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key, value in node.value:
-            if str(key.value) in seen:
+            if str(key.value) in keys:
                 yield str(key.value), key.start_mark.line + 1
-            seen.add(str(key.value))
+            keys.add(str(key.value))
             yield from _repeated_keys(value)
     elif isinstance(node, yaml.SequenceNode):
         for value in node.value:
@@ -339,7 +343,7 @@ class AgentRun:
     """The most seconds of one run, whatever its spec says."""
     ended: dict[str, Ended] = field(default_factory=dict)
 
-    async def all(self, specs: Sequence[Spec]) -> Mapping[str, Ended]:
+    async def run_all(self, specs: Sequence[Spec]) -> Mapping[str, Ended]:
         """Run the agents and return how each ended, in their order. Raises `InvalidRequest` for a
         cycle or a missing dependency.
         """
@@ -349,30 +353,30 @@ class AgentRun:
             while len(self.ended) < len(by_name):
                 while len(running) < self.at_once and (name := order.next()) is not None:
                     running.add(group.create_task(self._run_agent(by_name[name]), name=name))
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for end in (task.result() for task in done):
-                    self.ended[end.name] = end
-                    reasons = [first_line(end.reason)] if end.reason else []
+                finished, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for ended in (task.result() for task in finished):
+                    self.ended[ended.name] = ended
+                    reasons = [first_line(ended.reason)] if ended.reason else []
                     self.report_progress(
                         ", ".join(
                             [
-                                f"{end.name}: {end.state}",
+                                f"{ended.name}: {ended.state}",
                                 *reasons,
-                                *([end.used] if end.runs else []),
+                                *([ended.used] if ended.runs else []),
                             ]
                         )
                     )
-                    order.finish(end.name)
+                    order.finish(ended.name)
         return {name: self.ended[name] for name in order_specs(specs)}
 
     async def _run_agent(self, spec: Spec) -> Ended:
         required = [dependency.name for dependency in spec.dependencies if not dependency.optional]
         if missing := [name for name in required if self.ended[name].state is not State.COMPLETED]:
             return Ended(spec.name, State.SKIPPED, f"{missing[0]} did not complete")
-        base, why = await self._merge_dependencies(spec)
+        base, reason = await self._merge_dependencies(spec)
         if base is None:
-            return Ended(spec.name, State.FAILED, why)
-        end, max_restarts = Ended(spec.name, State.FAILED), spec.restart.max_restarts
+            return Ended(spec.name, State.FAILED, reason)
+        ended, max_restarts = Ended(spec.name, State.FAILED), spec.restart.max_restarts
         for number in range(1, max_restarts + 2):
             self.report_progress(
                 f"{spec.name}: "
@@ -383,12 +387,12 @@ class AgentRun:
             )
             outcome = await self._run_deliberation(request)
             tool_usage = sum((seat.tools for seat in outcome.seats), ToolUsage())
-            end = replace(
+            ended = replace(
                 _ended_of(spec, outcome), runs=number, wall_ms=outcome.duration_ms, tools=tool_usage
             )
             # A run that a person stopped is not restarted.
             if (
-                end.state is State.COMPLETED
+                ended.state is State.COMPLETED
                 or number > max_restarts
                 or outcome.status is DeliberationStatus.CANCELLED
             ):
@@ -397,10 +401,10 @@ class AgentRun:
                 spec.restart.backoff_seconds * 2 ** (number - 1), _MAX_BACKOFF_SECONDS
             )
             self.report_progress(
-                f"{spec.name}: {first_line(end.reason)}; again in {wait_seconds:g} s"
+                f"{spec.name}: {first_line(ended.reason)}; again in {wait_seconds:g} s"
             )
             await self.sleep(wait_seconds)
-        return end
+        return ended
 
     async def _run_deliberation(self, request: DeliberationRequest) -> Outcome:
         """Run a deliberation and return its outcome. Cancel it if the run is interrupted."""
@@ -419,26 +423,29 @@ class AgentRun:
         and the reason if they cannot be merged.
         """
         completed = [
-            end
+            ended
             for dependency in spec.dependencies
-            if (end := self.ended.get(dependency.name)) and end.state is State.COMPLETED
+            if (ended := self.ended.get(dependency.name)) and ended.state is State.COMPLETED
         ]
-        commits = tuple(dict.fromkeys(end.commit_sha for end in completed))
+        commits = tuple(dict.fromkeys(ended.commit_sha for ended in completed))
         if len(commits) < 2:  # noqa: PLR2004 - a merge needs two
             return replace(self.repository, ref=commits[0]) if commits else self.repository, ""
         target = IntegrationTarget(
             self.repository,
             "",
             "",
-            f"What {', '.join(end.name for end in completed)} did.",
+            f"What {', '.join(ended.name for ended in completed)} did.",
             Constraints(),
         )
-        merged = await merge_commits(
+        merge_outcome = await merge_commits(
             self.deliberations, self._task_id(spec.name, "base"), commits, target, self.principal
         )
-        if not merged.commit_sha:
-            return None, f"what it needs could not be brought together: {failure_reason(merged)}"
-        return replace(self.repository, ref=merged.commit_sha), ""
+        if not merge_outcome.commit_sha:
+            return (
+                None,
+                f"what it needs could not be brought together: {failure_reason(merge_outcome)}",
+            )
+        return replace(self.repository, ref=merge_outcome.commit_sha), ""
 
     def _task_id(self, name: str, part: str) -> TaskId:
         return TaskId(f"{self.name[:20]}-{name[:20]}-{digest(self.name, name)[:8]}-{part}")
@@ -478,7 +485,7 @@ def request_of(
 
 def _ended_of(spec: Spec, outcome: Outcome) -> Ended:
     """Return how an agent ended: it completed if its winner passed every validation."""
-    end = Ended(
+    ended = Ended(
         spec.name,
         State.FAILED,
         task_id=outcome.task_id,
@@ -488,7 +495,7 @@ def _ended_of(spec: Spec, outcome: Outcome) -> Ended:
     winner = next((result for result in outcome.results if result.seat == outcome.winner_id), None)
     if winner is None or outcome.status is not DeliberationStatus.COMPLETED:
         return replace(
-            end,
+            ended,
             reason=next(
                 (seat.error_message for seat in outcome.seats if seat.error_message),
                 failure_reason(outcome),
@@ -496,5 +503,5 @@ def _ended_of(spec: Spec, outcome: Outcome) -> Ended:
         )
     for number, command in enumerate(spec.validations, 1):
         if (verdict := winner.checks.get(f"{VALIDATION}-{number}", "missing")) != "passed":
-            return replace(end, reason=f"the validation {command!r} is {verdict}")
-    return replace(end, state=State.COMPLETED)
+            return replace(ended, reason=f"the validation {command!r} is {verdict}")
+    return replace(ended, state=State.COMPLETED)

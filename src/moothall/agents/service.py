@@ -46,7 +46,7 @@ _RESERVE_FACTOR, _RESERVE_SECONDS = 1.5, 125.0
 """Upper bounds of the time that a deliberation reserves for the steps after the work
 (deliberation/context.py): it reserves less than a third of its time, and less than these seconds.
 """
-ANEW = "the answer begins anew"
+ANSWER_RESTARTED = "the answer begins anew"
 """The message of a piece of an answer that replaces all pieces before."""
 _STATUSES = frozenset(map(str, ToolStatus))
 _LIMIT_STATUSES = {
@@ -105,14 +105,18 @@ class _PartialAnswer:
     def __init__(self) -> None:
         self._sent = ""
 
-    def more(self, answer: str, progress: float, *, whole: bool = False) -> QueryUpdate | None:
+    def next_piece(
+        self, answer: str, progress: float, *, is_complete: bool = False
+    ) -> QueryUpdate | None:
         """Return the next piece. If the model starts another answer, its first piece says so."""
-        sent, continues = self._sent, answer.startswith(self._sent)
-        if answer == sent or (sent.startswith(answer) and not whole):
+        sent_text, continues = self._sent, answer.startswith(self._sent)
+        if answer == sent_text or (sent_text.startswith(answer) and not is_complete):
             return None
         self._sent = answer
         return QueryUpdate(
-            "" if continues else ANEW, progress, delta=answer[len(sent) :] if continues else answer
+            "" if continues else ANSWER_RESTARTED,
+            progress,
+            delta=answer[len(sent_text) :] if continues else answer,
         )
 
 
@@ -148,8 +152,8 @@ class AgentTasks:
         return self._admission.count_active(principal.tenant)
 
     @property
-    def most(self) -> int:
-        """The most queries of one tenant that may run at a time."""
+    def max_tasks(self) -> int:
+        """The maximum number of concurrent queries of one tenant."""
         return self._settings.tasks
 
     def list_tools(self, principal: Principal) -> tuple[ToolSpec, ...]:
@@ -206,18 +210,18 @@ class AgentTasks:
     async def _run_tools(
         self, query: Query, principal: Principal, actions: tuple[Action, ...]
     ) -> AsyncGenerator[QueryUpdate | Report]:
-        known = {spec.name: spec for spec in self.list_tools(principal)}
+        specs_by_name = {spec.name: spec for spec in self.list_tools(principal)}
         for action in actions:
-            if action.tool not in known:
+            if action.tool not in specs_by_name:
                 raise InvalidRequest(
                     f"there is no tool {action.tool[:80]!r}; DiscoverTools lists those that there "
                     "are"
                 )
             yield QueryUpdate(f"runs {action.tool}", action=action)
-        async with self._sessions.workspace(query, principal) as opened:
+        async with self._sessions.workspace(query, principal) as opened_session:
             try:
                 runs = await self._sequence_runner.run_tools(
-                    principal, opened, actions, query.task_id
+                    principal, opened_session, actions, query.task_id
                 )
             except* MoothallError as group:
                 raise _first_error(group) from None
@@ -246,12 +250,12 @@ class AgentTasks:
     ) -> AsyncGenerator[QueryUpdate | Report]:
         request = await self._request_for(query, principal)
         task_id = check_task_id(request.task_id)
-        submitted = ended = False
+        is_submitted = is_ended = False
         answer, progress, served = _PartialAnswer(), 0.0, ""
         runs: list[ToolRun] = []
         try:
             submitted_request = await self._deliberations.submit(request, principal)
-            submitted = True
+            is_submitted = True
             events: AsyncGenerator[Recorded | Writing, None] = self._deliberations.watch(
                 task_id, 0, principal
             )
@@ -271,7 +275,7 @@ class AgentTasks:
                         )
                         yield QueryUpdate(progress=progress, ran=call)
                     update = (
-                        answer.more(item.answer, progress)
+                        answer.next_piece(item.answer, progress)
                         if isinstance(item, Writing)
                         else _update_of(item)
                     )
@@ -279,17 +283,18 @@ class AgentTasks:
                         progress = max(progress, update.progress)
                         yield update
             outcome = await self._deliberations.wait(task_id, principal)
-            ended = True
+            is_ended = True
         finally:
-            if submitted and not ended:
-                await asyncio.shield(self._cancel(task_id, principal))
+            if is_submitted and not is_ended:
+                await asyncio.shield(self._cancel_deliberation(task_id, principal))
         report = _report_of(outcome, query)
         if report.status == "timeout" and query.timeout_seconds:
             # Admission raises the timeout once the caller's time is over.
             await asyncio.Event().wait()
         if (
             report.ok
-            and (last_piece := answer.more(report.result, progress, whole=True)) is not None
+            and (last_piece := answer.next_piece(report.result, progress, is_complete=True))
+            is not None
         ):
             yield last_piece
         yield replace(
@@ -360,7 +365,7 @@ class AgentTasks:
             f"{', '.join(granted[:5])}; DiscoverTools lists all"
         )
 
-    async def _cancel(self, task_id: TaskId, principal: Principal) -> None:
+    async def _cancel_deliberation(self, task_id: TaskId, principal: Principal) -> None:
         with suppress(MoothallError, TimeoutError):
             async with asyncio.timeout(_CANCEL_SECONDS):
                 await self._deliberations.cancel(
@@ -378,7 +383,7 @@ class AgentTasks:
             total_cost_usd=report.usage.cost_usd,
         )
         turn = (query.query, report.result or report.error) if report.agents else ()
-        await self._sessions.keep(query, principal, turn, new_context)
+        await self._sessions.record_turn(query, principal, turn, new_context)
 
 
 def _first_error(group: BaseExceptionGroup[MoothallError]) -> MoothallError:
@@ -469,12 +474,12 @@ def _update_of(recorded: Recorded) -> QueryUpdate | None:
 def _report_of(outcome: Outcome, query: Query) -> Report:
     """Return the report on a deliberation."""
     best = next((result for result in outcome.results if result.seat == outcome.winner_id), None)
-    about = {
+    attributes = {
         "branch": outcome.branch,
         "commit_sha": outcome.commit_sha,
         "winner_id": outcome.winner_id,
     }
-    details: dict[str, Any] = {name: value for name, value in about.items() if value}
+    details: dict[str, Any] = {name: value for name, value in attributes.items() if value}
     if best is not None and best.diff:
         details |= {
             "proven": outcome.proven,

@@ -34,7 +34,7 @@ from moothall.errors import InvalidRequest
 from moothall.tools.catalogue import CATALOGUE, Danger
 
 
-def _tools(category: str, danger: Danger) -> tuple[str, ...]:
+def _tools_of_category(category: str, danger: Danger) -> tuple[str, ...]:
     return tuple(
         spec.name
         for spec in CATALOGUE.values()
@@ -43,18 +43,18 @@ def _tools(category: str, danger: Danger) -> tuple[str, ...]:
 
 
 CAPABILITIES: Mapping[str, tuple[str, ...]] = {
-    "filesystem-read": _tools("files", Danger.READ),
-    "filesystem-write": _tools("files", Danger.WRITE),
-    "git-read": _tools("git", Danger.READ),
-    "git-write": _tools("git", Danger.WRITE),
-    "test-execution": _tools("tests", Danger.EXECUTE),
+    "filesystem-read": _tools_of_category("files", Danger.READ),
+    "filesystem-write": _tools_of_category("files", Danger.WRITE),
+    "git-read": _tools_of_category("git", Danger.READ),
+    "git-write": _tools_of_category("git", Danger.WRITE),
+    "test-execution": _tools_of_category("tests", Danger.EXECUTE),
     "python-execution": ("tests.pytest", "code.python"),
     "node-execution": ("tests.npm", "code.node"),
     "go-execution": ("tests.go",),
     "cargo-execution": ("tests.cargo",),
     "make-execution": ("tests.make",),
     "shell-execution": ("code.shell",),
-    "system-information": _tools("system", Danger.READ),
+    "system-information": _tools_of_category("system", Danger.READ),
     "network-access": ("web.*", "http.*"),
     "browser-access": ("browser.*",),
     "database-access": ("db.*",),
@@ -99,7 +99,7 @@ class SpecPart(BaseModel):
         return data
 
 
-def _quantity(units: Mapping[str, float], example: str) -> BeforeValidator:
+def _quantity_validator(units: Mapping[str, float], example: str) -> BeforeValidator:
     def read_quantity(value: Any) -> Any:
         number = value
         if (
@@ -149,12 +149,12 @@ def _file_schema(*types: str) -> WithJsonSchema:
     return WithJsonSchema({"type": [*types]})
 
 
-_LIST = _file_schema("array", "string", "object", "null")
-Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list), _LIST]
+_LIST_SCHEMA = _file_schema("array", "string", "object", "null")
+Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list), _LIST_SCHEMA]
 Words = Annotated[str, BeforeValidator(str), _file_schema("string", "number", "boolean")]
 
 
-def _command(line: str) -> str:
+def _read_command(line: str) -> str:
     if line:
         argv_of(line)
     return line
@@ -196,7 +196,7 @@ class Objective(SpecPart):
 
     description: Annotated[str, Field(min_length=1)]
     deliverable: str = ""
-    validation: Annotated[str, AfterValidator(_command)] = ""
+    validation: Annotated[str, AfterValidator(_read_command)] = ""
 
 
 class Task(SpecPart):
@@ -209,7 +209,7 @@ class Task(SpecPart):
     dependencies: Texts = ()
 
 
-def _tasks(value: Any) -> Any:
+def _read_tasks(value: Any) -> Any:
     """Return a list of tasks, from a list or from a map of the kinds `default` and
     `conditional`.
     """
@@ -219,14 +219,15 @@ def _tasks(value: Any) -> Any:
         value = [
             item
             for kind in ("default", "conditional")
-            for item in _list(value.get(kind), f"tasks.{kind}")
+            for item in _require_list(value.get(kind), f"tasks.{kind}")
         ]
     return tuple(
-        {"description": item} if isinstance(item, str) else item for item in _list(value, "tasks")
+        {"description": item} if isinstance(item, str) else item
+        for item in _require_list(value, "tasks")
     )
 
 
-def _list(value: Any, name: str) -> Sequence[Any]:
+def _require_list(value: Any, name: str) -> Sequence[Any]:
     items = _as_tuple(value)
     if not isinstance(items, list | tuple):
         raise ValueError(f"{name} is no list")  # noqa: TRY004 - pydantic reports it as invalid
@@ -243,7 +244,7 @@ class Dependency(SpecPart):
     optional: bool = False
 
 
-def _dependencies(value: Any) -> tuple[Any, ...]:
+def _read_dependencies(value: Any) -> tuple[Any, ...]:
     """Return a list of dependencies: from a map of names to reasons, a map of `required` and
     `optional` to such maps, or a list of names, maps or named objects.
     """
@@ -254,13 +255,13 @@ def _dependencies(value: Any) -> tuple[Any, ...]:
                 if isinstance(item, Mapping)
                 else item
                 for kind in value
-                for item in _dependencies(value[kind])
+                for item in _read_dependencies(value[kind])
             )
-        return tuple(_dependency(name, reason) for name, reason in value.items())
+        return tuple(_read_dependency(name, reason) for name, reason in value.items())
     dependencies: list[Any] = []
-    for item in _list(value, "dependencies"):
+    for item in _require_list(value, "dependencies"):
         dependencies += (
-            _dependencies(item)
+            _read_dependencies(item)
             if isinstance(item, Mapping) and "name" not in item
             else [_as_object(item)]
         )
@@ -271,7 +272,7 @@ def _as_object(item: Any) -> Any:
     return {"name": item} if isinstance(item, str) else item
 
 
-def _dependency(name: Any, details: Any) -> dict[str, Any]:
+def _read_dependency(name: Any, details: Any) -> dict[str, Any]:
     return (
         {"name": name, **details}
         if isinstance(details, Mapping)
@@ -286,23 +287,23 @@ class Metric(SpecPart):
     target: Words = ""
 
 
-def _metrics(value: Any) -> tuple[Any, ...]:
+def _read_metrics(value: Any) -> tuple[Any, ...]:
     """Return a list of metrics: from a map of names to targets, a list of such maps, or a list of
     named objects.
     """
     if isinstance(value, Mapping):
-        return tuple(_metric(name, target) for name, target in value.items())
+        return tuple(_read_metric(name, target) for name, target in value.items())
     metrics: list[Any] = []
-    for item in _list(value, "metrics"):
+    for item in _require_list(value, "metrics"):
         metrics += (
-            _metrics(item)
+            _read_metrics(item)
             if isinstance(item, Mapping) and "name" not in item
             else [_as_object(item)]
         )
     return tuple(metrics)
 
 
-def _metric(name: Any, target: Any) -> dict[str, Any]:
+def _read_metric(name: Any, target: Any) -> dict[str, Any]:
     return (
         {"name": name, **target}
         if isinstance(target, Mapping)
@@ -315,10 +316,10 @@ class Reporting(SpecPart):
 
     frequency: str = ""
     channels: Texts = ()
-    metrics: Annotated[tuple[Metric, ...], BeforeValidator(_metrics), _LIST] = ()
+    metrics: Annotated[tuple[Metric, ...], BeforeValidator(_read_metrics), _LIST_SCHEMA] = ()
 
 
-_MEASURED = _file_schema("string", "number")
+_MEASURED_SCHEMA = _file_schema("string", "number")
 
 
 class Limits(SpecPart):
@@ -327,10 +328,16 @@ class Limits(SpecPart):
     """
 
     max_memory: (
-        Annotated[float, _quantity(_UNITS, '"512MB"'), Field(ge=64_000_000), _MEASURED] | None
+        Annotated[
+            float, _quantity_validator(_UNITS, '"512MB"'), Field(ge=64_000_000), _MEASURED_SCHEMA
+        ]
+        | None
     ) = None
-    max_cpu: Annotated[float, _quantity({"%": 1}, '"75%"'), Field(gt=0), _MEASURED] | None = None
-    timeout: Annotated[float, _quantity(_SECONDS, '"2h"'), _MEASURED] | None = None
+    max_cpu: (
+        Annotated[float, _quantity_validator({"%": 1}, '"75%"'), Field(gt=0), _MEASURED_SCHEMA]
+        | None
+    ) = None
+    timeout: Annotated[float, _quantity_validator(_SECONDS, '"2h"'), _MEASURED_SCHEMA] | None = None
 
 
 class Security(SpecPart):
@@ -358,8 +365,10 @@ class Spec(SpecPart):
     model: Model = Model()
     capabilities: Texts = ()
     objectives: tuple[Objective, ...]
-    tasks: Annotated[tuple[Task, ...], BeforeValidator(_tasks), _LIST] = ()
-    dependencies: Annotated[tuple[Dependency, ...], BeforeValidator(_dependencies), _LIST] = ()
+    tasks: Annotated[tuple[Task, ...], BeforeValidator(_read_tasks), _LIST_SCHEMA] = ()
+    dependencies: Annotated[
+        tuple[Dependency, ...], BeforeValidator(_read_dependencies), _LIST_SCHEMA
+    ] = ()
     reporting: Reporting = Reporting()
     security: Security = Security()
     restart: Restart = Restart()
@@ -393,7 +402,7 @@ class Spec(SpecPart):
     def instructions(self, steps: Sequence[Task]) -> str:
         """Return the instructions for the agent's seats; `steps` are its tasks in their order."""
         parts = [
-            _section(
+            _format_section(
                 "Objectives",
                 [
                     _with_details(
@@ -402,19 +411,19 @@ class Spec(SpecPart):
                     for item in self.objectives
                 ],
             ),
-            _section(
+            _format_section(
                 "Steps, in this order",
                 [_with_details(step.description, only_if=step.condition) for step in steps],
             ),
-            _section("Skills", self.capabilities),
-            _section("Directives", self.behavioral_directives),
-            _section("Risks", self.risks),
-            _section("Done when", self.success_criteria),
+            _format_section("Skills", self.capabilities),
+            _format_section("Directives", self.behavioral_directives),
+            _format_section("Risks", self.risks),
+            _format_section("Done when", self.success_criteria),
         ]
         return "\n\n".join(part for part in parts if part)
 
 
-def _section(title: str, lines: Sequence[str]) -> str:
+def _format_section(title: str, lines: Sequence[str]) -> str:
     return f"{title}:\n" + "\n".join(f"- {line}" for line in lines) if lines else ""
 
 
@@ -442,7 +451,7 @@ def order_specs(specs: Iterable[Spec]) -> DependencyOrder:
         )
         for name, spec in by_name.items()
     }
-    ranks = {name: _rank(name, spec.spec.priority) for name, spec in by_name.items()}
+    ranks = {name: _priority_rank(name, spec.spec.priority) for name, spec in by_name.items()}
     return DependencyOrder(needs, ranks, label="agent")
 
 
@@ -455,11 +464,11 @@ def order_tasks(tasks: Sequence[Task]) -> tuple[Task, ...]:
         raise InvalidRequest("two tasks have one name")
     order = DependencyOrder(
         {name: sorted(task.dependencies) for name, task in by_name.items()},
-        {name: _rank(name, task.priority) for name, task in by_name.items()},
+        {name: _priority_rank(name, task.priority) for name, task in by_name.items()},
         label="task",
     )
     return tuple(by_name[name] for name in order)
 
 
-def _rank(name: str, priority: Priority) -> tuple[int, str]:
+def _priority_rank(name: str, priority: Priority) -> tuple[int, str]:
     return PRIORITIES.index(priority), name

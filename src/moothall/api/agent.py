@@ -220,7 +220,7 @@ class AgentService(pb_grpc.AgentServiceServicer):
             supported_tools=[spec.name for spec in self._tasks.list_tools(caller())],
             supported_modes=sorted(set(_MODES) - {common.EXECUTION_MODE_UNSPECIFIED}),
             max_memory_mb=self._tasks.memory_mb,
-            max_concurrent_tasks=self._tasks.most,
+            max_concurrent_tasks=self._tasks.max_tasks,
             version=moothall.__version__,
         )
 

@@ -20,7 +20,7 @@ from moothall.authorization.budgets import Quotas, StoryBudgets
 from moothall.collector.overview import Overview
 from moothall.collector.statistics import Statistics
 from moothall.config import Models
-from moothall.deliberation.prompts.briefing import Ask, Briefings
+from moothall.deliberation.prompts.briefing import AskGraph, Briefings
 from moothall.domain.ids import Principal, digest
 from moothall.domain.status import Condition, Health, Part
 from moothall.errors import InvalidRequest, MoothallError
@@ -200,7 +200,7 @@ class ContextServices:
     """The context of tasks: briefings, queries of the graph, notes and stored bundles."""
 
     briefings: Briefings
-    query: Ask
+    query: AskGraph
     notes: Notes
     bundles: Bundles
 

@@ -269,7 +269,7 @@ def _api_dependencies(
         context=ContextServices(
             inputs.briefed(rules),
             inputs.graph.ask,
-            Notes(bus, functools.partial(scrub, known=secret_values(settings))),
+            Notes(bus, functools.partial(scrub, known_secrets=secret_values(settings))),
             Bundles(bus.bucket(BUNDLES)),
         ),
         tools=ToolServices(

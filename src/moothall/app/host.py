@@ -176,7 +176,7 @@ async def _host(
             log=bus,
             rules=_rules_of(settings, services),
             python=PythonBlocks(services.run_code),
-            clean=functools.partial(scrub, known=secret_values(settings)),
+            clean=functools.partial(scrub, known_secrets=secret_values(settings)),
         )
         host = Host(
             name,

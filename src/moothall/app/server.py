@@ -517,7 +517,7 @@ class _ServerBuilder:
             graph.ask,
             self._settings.limits,
             count=count,
-            clean=functools.partial(scrub, known=secret_values(self._settings)),
+            clean=functools.partial(scrub, known_secrets=secret_values(self._settings)),
         )
 
     async def _serve_apis(self, inputs: ApiInputs) -> App:

@@ -21,7 +21,7 @@ from moothall.collector.overview import Overview
 from moothall.collector.timeline import ModelCall, Timeline
 from moothall.config import Settings
 from moothall.domain.event import Channel, deliberation_topics
-from moothall.domain.ids import LOCAL, TaskId, check_task_id, is_id, key_of, seat_named
+from moothall.domain.ids import LOCAL, TaskId, check_task_id, find_seat, is_id, key_of
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.status import TaskView
 from moothall.domain.task import RepositoryRef
@@ -214,7 +214,7 @@ class Tasks:
         seats = {seat.seat for seat in views[0].seats}
         if views[0].status.ended:
             seats |= {result.seat for result in (await self.outcome(views[0].task_id)).results}
-        return seat_named(reference, sorted(seats)) is not None
+        return find_seat(reference, sorted(seats)) is not None
 
     async def _describe_running(self, task_id: TaskId) -> str:
         view = (await self.views([task_id])).get(task_id, _NONE)
@@ -383,11 +383,11 @@ def choose_result(outcome: Outcome, seat: str) -> Result:
                 f"proposal{cause}"
             )
         return winner
-    seat_name = seat_named(seat, [result.seat for result in outcome.results])
+    seat_name = find_seat(seat, [result.seat for result in outcome.results])
     for result in outcome.results:
         if result.seat == seat_name:
             return result
-    seat_name = seat_named(seat, [seat_outcome.seat for seat_outcome in outcome.seats])
+    seat_name = find_seat(seat, [seat_outcome.seat for seat_outcome in outcome.seats])
     for seat_outcome in outcome.seats:
         if seat_outcome.seat == seat_name:
             raise NotFound(

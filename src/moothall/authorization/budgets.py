@@ -151,11 +151,11 @@ class BudgetReservation:
         """Reserve what a ledger has spent and holds, including the `estimate` of the next call.
         Raises `BudgetExceeded`, `BusUnavailable`.
         """
-        if Amount.of(ledger.committed).within(self._granted):
+        if Amount.of(ledger.committed).fits_within(self._granted):
             return
         async with self._drawing:
             committed = Amount.of(ledger.committed)
-            if committed.within(self._granted):
+            if committed.fits_within(self._granted):
                 return
             call_cost = Amount.of(estimate)
             advance = Amount(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from moothall.agents.runner import Loaded, Wrong, check_order, load
+from moothall.agents.runner import LoadedSpecs, SpecError, check_order, load
 from moothall.agents.specs import Spec
 from moothall.app.preflight import NamedRepository, check_early, check_request
 from moothall.cli.options import example, json_option, repository_options
@@ -39,9 +39,9 @@ async def validate(settings: Settings, *, paths: Sequence[Path]) -> int:
     missing agents. Exit code 1 if there are errors.
     """
     files = _load_specs(settings, paths)
-    for note in files.kept:
+    for note in files.notes:
         click.echo(plain(f"note  {note}"))
-    problems = len(files.wrong)
+    problems = len(files.errors)
     if not problems:  # otherwise a missing agent may be in an invalid file
         try:
             check_order(tuple(files.specs.values()))
@@ -112,8 +112,8 @@ async def run_(
     Exit codes: 0 all completed, 1 not all, 2 wrong use or a broken part.
     """
     files = _load_specs(settings, paths)
-    if files.wrong:
-        raise InvalidRequest(f"{len(files.wrong)} places in the files are wrong; nothing is run")
+    if files.errors:
+        raise InvalidRequest(f"{len(files.errors)} places in the files are wrong; nothing is run")
     specs = _choose(tuple(files.specs.values()), only)
     named = NamedRepository(repo, ref, profile=profile)
     return await _run_agents(settings, specs, named, name, at_once, as_json=as_json)
@@ -189,7 +189,7 @@ async def _running_tasks(settings: Settings, name: str) -> Sequence[str]:
     return task_ids
 
 
-def _load_specs(settings: Settings, paths: Sequence[Path]) -> Loaded:
+def _load_specs(settings: Settings, paths: Sequence[Path]) -> LoadedSpecs:
     """Load the files and report problems, both in the files and with the settings, so that no run
     fails later because of them.
     """
@@ -199,15 +199,15 @@ def _load_specs(settings: Settings, paths: Sequence[Path]) -> Loaded:
         load(paths or (Path("agents"),)),
         int(settings.limits.deliberation_seconds),
     )
-    problems, notes = list(files.wrong), list(files.kept)
+    problems, notes = list(files.errors), list(files.notes)
     for file, spec in files.specs.items():
         try:
             check_request(settings, request_of(spec, RepositoryRef(id="any"), longest=max_seconds))
         except InvalidRequest as error:
-            problems.append(Wrong(file, 0, error.message))
+            problems.append(SpecError(file, 0, error.message))
         if (spec.security.resource_limits.timeout or 0) > max_seconds:
             notes.append(
-                Wrong(
+                SpecError(
                     file,
                     0,
                     f"its timeout is more than {max_seconds} s, which hold "
@@ -216,7 +216,7 @@ def _load_specs(settings: Settings, paths: Sequence[Path]) -> Loaded:
             )
     for problem in problems:
         say(plain(f"wrong {problem}"))
-    return replace(files, wrong=tuple(problems), kept=tuple(notes))
+    return replace(files, errors=tuple(problems), notes=tuple(notes))
 
 
 def _choose(specs: Sequence[Spec], only: Sequence[str]) -> Sequence[Spec]:
@@ -287,7 +287,7 @@ async def _run_agents(
             report_progress,
             longest=int(settings.limits.deliberation_seconds),
         )
-        results = await agent_run.all(specs)
+        results = await agent_run.run_all(specs)
     if as_json:
         print_json(dump(AgentsDocument(run_name, tuple(results.values()))))
     else:

@@ -339,7 +339,7 @@ async def context(
             await Briefings(
                 answers.ask,
                 settings.limits,
-                clean=functools.partial(scrub, known=secret_values(settings)),
+                clean=functools.partial(scrub, known_secrets=secret_values(settings)),
             ).brief(request, LOCAL)
         ).text
 

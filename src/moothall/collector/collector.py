@@ -254,9 +254,9 @@ class Collector:
         if was_active and event.type in _DECIDING_EVENTS and not active.is_complete:
             # Other collectors received the missing events.
             async with aclosing(read_log(self._bus, task_key)) as events:
-                async for other in events:
-                    active.state = fold_or_skip(active.state, other) or active.state
-        await self._update(active)
+                async for later_event in events:
+                    active.state = fold_or_skip(active.state, later_event) or active.state
+        await self._update_deliberation(active)
 
     async def _find_active(self, task_key: TaskKey) -> _ActiveDeliberation | None:
         """Return the active deliberation, read from the log if necessary; None if it was not
@@ -276,7 +276,7 @@ class Collector:
             loaded.set()
         return self._active.get(task_key)
 
-    async def _update(self, active: _ActiveDeliberation) -> None:
+    async def _update_deliberation(self, active: _ActiveDeliberation) -> None:
         if active.state.decided is not None or is_ready(active.state, self._clock()):
             await self._decide_once(active)
         else:
@@ -323,9 +323,9 @@ class Collector:
                 telemetry.metrics.DECIDE_SECONDS.time(),
             ):
                 async with self._lock(f"decide.{active.state.task_key}"):
-                    await self._decide(active, span)
+                    await self._publish_decision(active, span)
 
-    async def _decide(self, active: _ActiveDeliberation, span: telemetry.Span) -> None:
+    async def _publish_decision(self, active: _ActiveDeliberation, span: telemetry.Span) -> None:
         if active.state.task_key in self._decided:
             return  # by another process
         state = active.settled_state or await replay_state(
@@ -370,12 +370,12 @@ class Collector:
         active.document_idle.clear()
         try:
             await self._bus.put(active.state.task_key, dump(outcome))
-            self._forget(active.state.task_key)
+            self._forget_deliberation(active.state.task_key)
             active.mark_document_published()
         finally:
             active.document_idle.set()
 
-    def _forget(self, task_key: TaskKey) -> None:
+    def _forget_deliberation(self, task_key: TaskKey) -> None:
         """Remove a decided deliberation from memory."""
         if (active := self._active.pop(task_key, None)) is not None:
             active.mark_document_published()
@@ -395,7 +395,7 @@ class Collector:
             async for name, document in documents:
                 task_key = TaskKey(name)
                 if not _is_open(document.get("status")):
-                    self._forget(task_key)
+                    self._forget_deliberation(task_key)
                     continue
                 while task_key not in self._active and task_key not in self._decided:
                     try:

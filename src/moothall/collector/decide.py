@@ -43,7 +43,7 @@ GRACE = timedelta(seconds=10)
 QUORUM = 0.5
 RECHECK = "clean re-check"
 _MAX_REPORT_CHARS = 600  # of a report among the reasons
-_NOT_NEEDED = {SeatStatus.UNSTARTED, SeatStatus.CANCELLED}
+_UNNEEDED_STATUSES = {SeatStatus.UNSTARTED, SeatStatus.CANCELLED}
 
 
 def decision_deadline(state: DeliberationState, grace: timedelta) -> datetime | None:
@@ -72,7 +72,7 @@ def pending_outcome(state: DeliberationState) -> Outcome | None:
     if state.requested is None:
         return None
     status = DeliberationStatus.PENDING if state.started is None else DeliberationStatus.IN_PROGRESS
-    return _outcome(state.requested.value, status)
+    return _build_outcome(state.requested.value, status)
 
 
 def decide(
@@ -91,10 +91,10 @@ def decide(
     candidates = collect_candidates(state)
     ranked = rank(candidates)
     outcome = replace(
-        _outcome(deliberation, DeliberationStatus.COMPLETED),
-        results=_results(ranked, candidates, _sorted_reports(state)),
+        _build_outcome(deliberation, DeliberationStatus.COMPLETED),
+        results=_build_results(ranked, candidates, _sorted_reports(state)),
         seats=seats,
-        usage=_total(usage for _, usage in _sorted_values(state.calls)),
+        usage=_sum_usages(usage for _, usage in _sorted_values(state.calls)),
         duration_ms=_duration_ms(state, deliberation),
     )
     if state.cancelled is not None:
@@ -135,7 +135,7 @@ def _missing_quorum(seats: Sequence[SeatOutcome], evaluated: int, quorum: float)
     needed_seats = [
         seat
         for seat in seats
-        if seat.status not in _NOT_NEEDED and seat.error_code != OUT_OF_PATIENCE
+        if seat.status not in _UNNEEDED_STATUSES and seat.error_code != OUT_OF_PATIENCE
     ]
     needed_count = max(1, len(needed_seats))
     if evaluated / needed_count >= quorum or not any(
@@ -236,20 +236,20 @@ def _latest_tests(proposals: Iterable[Proposal]) -> dict[str, str]:
 def _state_at(state: DeliberationState, deadline: datetime) -> DeliberationState:
     """Return the state without facts after a deadline."""
 
-    def keep(facts: Mapping[K, Fact[T]]) -> Mapping[K, Fact[T]]:
+    def select_timely(facts: Mapping[K, Fact[T]]) -> Mapping[K, Fact[T]]:
         return {key: fact for key, fact in facts.items() if fact.time <= deadline}
 
     return state._replace(
         cancelled=state.cancelled if state.cancelled and state.cancelled.time <= deadline else None,
-        proposals=keep(state.proposals),
-        assessments=keep(state.assessments),
-        evidence=keep(state.evidence),
-        cross=keep(state.cross),
-        reviews=keep(state.reviews),
-        failures=keep(state.failures),
-        finished=keep(state.finished),
-        calls=keep(state.calls),
-        reports=keep(state.reports),
+        proposals=select_timely(state.proposals),
+        assessments=select_timely(state.assessments),
+        evidence=select_timely(state.evidence),
+        cross=select_timely(state.cross),
+        reviews=select_timely(state.reviews),
+        failures=select_timely(state.failures),
+        finished=select_timely(state.finished),
+        calls=select_timely(state.calls),
+        reports=select_timely(state.reports),
     )
 
 
@@ -257,7 +257,7 @@ def _seat_outcome(state: DeliberationState, seat: str) -> SeatOutcome:
     """Return the outcome of a seat. A seat without an end is late, or cancelled with the
     deliberation.
     """
-    usage = _total(spent for caller, spent in _sorted_values(state.calls) if caller == seat)
+    usage = _sum_usages(spent for caller, spent in _sorted_values(state.calls) if caller == seat)
     if seat in state.finished:
         finished = state.finished[seat]
         return replace(
@@ -314,7 +314,7 @@ def _format_report(report: Report) -> str:
     )
 
 
-def _results(
+def _build_results(
     ranked: Sequence[CandidateRank], candidates: Sequence[Candidate], reports: Sequence[Report]
 ) -> tuple[Result, ...]:
     """Return the ranked candidates with their evidence.
@@ -355,7 +355,7 @@ def _results(
     return tuple(results)
 
 
-def _outcome(deliberation: Deliberation, status: DeliberationStatus) -> Outcome:
+def _build_outcome(deliberation: Deliberation, status: DeliberationStatus) -> Outcome:
     return Outcome(
         task_id=deliberation.task_id,
         status=status,
@@ -378,19 +378,19 @@ def _duration_ms(state: DeliberationState, deliberation: Deliberation) -> int:
     if state.requested is None:
         return 0
     if state.cancelled is not None:
-        end = state.cancelled.time
+        end_time = state.cancelled.time
     elif state.all_finished:
-        end = max(state.finished[seat].time for seat in deliberation.seats)
+        end_time = max(state.finished[seat].time for seat in deliberation.seats)
     else:
-        end = state.pauses.extend(deliberation.deadline)
-    return _ms_since_request(state, end)
+        end_time = state.pauses.extend(deliberation.deadline)
+    return _ms_since_request(state, end_time)
 
 
-def _ms_since_request(state: DeliberationState, end: datetime) -> int:
+def _ms_since_request(state: DeliberationState, end_time: datetime) -> int:
     """Return the time since the request in milliseconds; 0 if one of the times is unknown."""
-    if state.requested is None or UNDATED in {state.requested.time, end}:
+    if state.requested is None or UNDATED in {state.requested.time, end_time}:
         return 0
-    return max(0, round((end - state.requested.time).total_seconds() * 1000))
+    return max(0, round((end_time - state.requested.time).total_seconds() * 1000))
 
 
 def _count_error_codes(seats: Sequence[SeatOutcome]) -> str:
@@ -409,7 +409,7 @@ def _sorted_values(facts: Mapping[K, Fact[T]]) -> list[T]:
     return [facts[key].value for key in sorted(facts, key=str)]
 
 
-def _total(usages: Iterable[Usage]) -> Usage:
+def _sum_usages(usages: Iterable[Usage]) -> Usage:
     return sum(usages, Usage())
 
 
@@ -488,9 +488,11 @@ def _commit_message(deliberation: Deliberation, outcome: Outcome) -> str:
     """
     title = commit_title(deliberation.description)
     # On a forge, a commit message can close issues and notify people.
-    own = "" if deliberation.origin == FORGE else clean_commit_message(outcome.results[0].message)
+    message = (
+        "" if deliberation.origin == FORGE else clean_commit_message(outcome.results[0].message)
+    )
     return (
-        f"{own or title}\n\nDeliberation: {deliberation.task_id}\nWinner: {outcome.winner_id} "
+        f"{message or title}\n\nDeliberation: {deliberation.task_id}\nWinner: {outcome.winner_id} "
         f"({outcome.level.words})\n"
     )
 

@@ -90,7 +90,7 @@ class DeliberationState(NamedTuple):
 
 def task_key_of(event: Event) -> TaskKey:
     """Return the task key of an event. Raises `InvalidRequest` if it has none."""
-    return TaskKey(_text(event.data, "task_id"))
+    return TaskKey(_read_text(event.data, "task_id"))
 
 
 def fold(state: DeliberationState | None, event: Event) -> DeliberationState:
@@ -106,10 +106,10 @@ def fold(state: DeliberationState | None, event: Event) -> DeliberationState:
             f"event {event.id} is of deliberation {task_key[:80]!r}, not of {state.task_key!r}"
         )
     handler = _HANDLERS.get(event.type)
-    return state if handler is None else handler(state, event, _time(event))
+    return state if handler is None else handler(state, event, _event_time(event))
 
 
-def _text(data: Mapping[str, Any], name: str) -> str:
+def _read_text(data: Mapping[str, Any], name: str) -> str:
     value = data.get(name)
     if not isinstance(value, str) or not value:
         raise InvalidRequest(f"the event's data has no {name}: expected non-empty text")
@@ -118,17 +118,17 @@ def _text(data: Mapping[str, Any], name: str) -> str:
 
 def _text_or_empty(data: Mapping[str, Any], name: str) -> str:
     """Return a text; '' if it is missing, as in older events."""
-    return _text(data, name) if name in data else ""
+    return _read_text(data, name) if name in data else ""
 
 
-def _mapping(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _read_mapping(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = data.get(name)
     if not isinstance(value, Mapping):
         raise InvalidRequest(f"the event's data has no {name}: expected an object")
     return value
 
 
-def _time(event: Event) -> datetime:
+def _event_time(event: Event) -> datetime:
     if not event.time:
         return UNDATED
     try:
@@ -140,14 +140,14 @@ def _time(event: Event) -> datetime:
         ) from error
 
 
-def _earlier(known: Fact[T] | None, new: Fact[T]) -> Fact[T]:
-    if known is None:
-        return new
-    return min(known, new, key=lambda fact: (fact.time, fact.event_id))
+def _earlier_of(earlier_fact: Fact[T] | None, new_fact: Fact[T]) -> Fact[T]:
+    if earlier_fact is None:
+        return new_fact
+    return min(earlier_fact, new_fact, key=lambda fact: (fact.time, fact.event_id))
 
 
-def _with_fact(known: Mapping[K, Fact[T]], key: K, new: Fact[T]) -> Mapping[K, Fact[T]]:
-    return {**known, key: _earlier(known.get(key), new)}
+def _with_fact(facts: Mapping[K, Fact[T]], key: K, new_fact: Fact[T]) -> Mapping[K, Fact[T]]:
+    return {**facts, key: _earlier_of(facts.get(key), new_fact)}
 
 
 def _on_requested(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
@@ -156,17 +156,19 @@ def _on_requested(state: DeliberationState, event: Event, time: datetime) -> Del
     deadline = min(deadline if deadline.tzinfo else deadline.replace(tzinfo=UTC), NEVER)
     deliberation = replace(deliberation, deadline=deadline)
     return state._replace(
-        requested=_earlier(state.requested, Fact(time, event.id, deliberation, event.traceparent))
+        requested=_earlier_of(
+            state.requested, Fact(time, event.id, deliberation, event.traceparent)
+        )
     )
 
 
 def _on_started(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
-    return state._replace(started=_earlier(state.started, Fact(time, event.id, value=True)))
+    return state._replace(started=_earlier_of(state.started, Fact(time, event.id, value=True)))
 
 
 def _on_cancelled(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
     return state._replace(
-        cancelled=_earlier(
+        cancelled=_earlier_of(
             state.cancelled, Fact(time, event.id, str(event.data.get("reason") or ""))
         )
     )
@@ -178,12 +180,12 @@ def _on_paused_or_resumed(state: DeliberationState, event: Event, _: datetime) -
 
 def _on_decided(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
     return state._replace(
-        decided=_earlier(state.decided, Fact(time, event.id, load(Outcome, event.data)))
+        decided=_earlier_of(state.decided, Fact(time, event.id, load(Outcome, event.data)))
     )
 
 
 def _on_proposed(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
-    proposal = load(Proposal, _mapping(event.data, "proposal"))
+    proposal = load(Proposal, _read_mapping(event.data, "proposal"))
     key = (proposal.candidate, proposal.fingerprint)
     return state._replace(
         proposals=_with_fact(state.proposals, key, Fact(time, event.id, proposal))
@@ -191,12 +193,12 @@ def _on_proposed(state: DeliberationState, event: Event, time: datetime) -> Deli
 
 
 def _on_checked(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
-    key = (_text(event.data, "candidate"), _text_or_empty(event.data, "fingerprint"))
-    evidence = load(Evidence, _mapping(event.data, "evidence"))
+    key = (_read_text(event.data, "candidate"), _text_or_empty(event.data, "fingerprint"))
+    evidence = load(Evidence, _read_mapping(event.data, "evidence"))
     author = event.data.get("cross_author")
     if author is not None:
         run = CrossRun(
-            _text(event.data, "cross_author"),
+            _read_text(event.data, "cross_author"),
             passed=evidence.verdict is Verdict.PASSED,
             cases=evidence.shown,
             failed=evidence.red,
@@ -208,7 +210,7 @@ def _on_checked(state: DeliberationState, event: Event, time: datetime) -> Delib
             )
         )
     if event.data.get("assessment") is not None:
-        assessment = load(Assessment, _mapping(event.data, "assessment"))
+        assessment = load(Assessment, _read_mapping(event.data, "assessment"))
         state = state._replace(
             assessments=_with_fact(state.assessments, key, Fact(time, event.id, assessment))
         )
@@ -221,8 +223,12 @@ def _on_reviewed(state: DeliberationState, event: Event, time: datetime) -> Deli
     """Fold a review. The envelope's reviewer and candidate replace those in the review, which is
     untrusted.
     """
-    reviewer, candidate = _text(event.data, "seat"), _text(event.data, "candidate")
-    review_data = {**_mapping(event.data, "review"), "reviewer": reviewer, "candidate": candidate}
+    reviewer, candidate = _read_text(event.data, "seat"), _read_text(event.data, "candidate")
+    review_data = {
+        **_read_mapping(event.data, "review"),
+        "reviewer": reviewer,
+        "candidate": candidate,
+    }
     key = (candidate, _text_or_empty(event.data, "fingerprint"), reviewer, event.id)
     return state._replace(
         reviews=_with_fact(state.reviews, key, Fact(time, event.id, load(Review, review_data)))
@@ -230,30 +236,30 @@ def _on_reviewed(state: DeliberationState, event: Event, time: datetime) -> Deli
 
 
 def _on_failed(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
-    seat, error = _text(event.data, "seat"), _mapping(event.data, "error")
+    seat, error = _read_text(event.data, "seat"), _read_mapping(event.data, "error")
     outcome = SeatOutcome(
-        seat, SeatStatus.FAILED, _text(error, "code"), str(error.get("message") or "")
+        seat, SeatStatus.FAILED, _read_text(error, "code"), str(error.get("message") or "")
     )
     return state._replace(failures=_with_fact(state.failures, seat, Fact(time, event.id, outcome)))
 
 
 def _on_finished(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
-    seat = _text(event.data, "seat")
-    outcome = load(SeatOutcome, {**_mapping(event.data, "outcome"), "seat": seat})
+    seat = _read_text(event.data, "seat")
+    outcome = load(SeatOutcome, {**_read_mapping(event.data, "outcome"), "seat": seat})
     return state._replace(finished=_with_fact(state.finished, seat, Fact(time, event.id, outcome)))
 
 
 def _on_reported(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
-    report = load(Report, _mapping(event.data, "report"))
+    report = load(Report, _read_mapping(event.data, "report"))
     return state._replace(reports=_with_fact(state.reports, event.id, Fact(time, event.id, report)))
 
 
 def _on_called(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
-    usage = load(Usage, _mapping(event.data, "usage"))
+    usage = load(Usage, _read_mapping(event.data, "usage"))
     seat = str(event.data.get("seat") or "")
     return state._replace(
         calls=_with_fact(
-            state.calls, _text(event.data, "call_id"), Fact(time, event.id, (seat, usage))
+            state.calls, _read_text(event.data, "call_id"), Fact(time, event.id, (seat, usage))
         )
     )
 

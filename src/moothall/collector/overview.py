@@ -30,19 +30,19 @@ _MAX_TASKS_PER_TENANT = 1000
 _MAX_TENANTS = 1000
 _MAX_FOLLOWED = 100
 _MAX_TEXT_CHARS = 500
-_FAILED = {DeliberationStatus.FAILED, DeliberationStatus.TIMEOUT}
+_FAILED_STATUSES = {DeliberationStatus.FAILED, DeliberationStatus.TIMEOUT}
 
 
 @dataclass(slots=True)
 class _Reading:
     """The position in a deliberation's log, and the progress up to it.
 
-    known: the ids of the events so far. Two concurrent hosts record the same fact twice; it counts
-    once.
+    known_ids: the ids of the events so far. Two concurrent hosts record the same fact twice; it
+    counts once.
     """
 
     seq: int = 0
-    known: set[str] = field(default_factory=set)
+    known_ids: set[str] = field(default_factory=set)
     progress: Progress = field(default_factory=Progress)
     timeline: TimelineReader = field(default_factory=TimelineReader)
 
@@ -85,35 +85,37 @@ class Overview:
 
         state: live, ended or failed; '' for all.
         """
-        ended = await self._read_ended(principal.tenant)
+        ended_by_key = await self._read_ended(principal.tenant)
         live = (
             []
             if state in {"ended", "failed"}
-            else self._active_views(principal.tenant, ended).values()
+            else self._active_views(principal.tenant, ended_by_key).values()
         )
-        ended_views = [] if state == "live" else [*ended.values()][::-1]
+        ended_views = [] if state == "live" else [*ended_by_key.values()][::-1]
         if state == "failed":
-            ended_views = [view for view in ended_views if view.status in _FAILED]
+            ended_views = [view for view in ended_views if view.status in _FAILED_STATUSES]
         views = [*sorted(live, key=lambda view: view.requested, reverse=True), *ended_views]
         last = first + limit
         if not query:
             return await asyncio.gather(
                 *(self._with_request_fields(view, principal.tenant) for view in views[first:last])
             )
-        found: list[TaskView] = []
+        matching_views: list[TaskView] = []
         for view in views:
             complete_view = await self._with_request_fields(view, principal.tenant)
             if matches(complete_view, query):
-                found.append(complete_view)
-            if len(found) == last:
+                matching_views.append(complete_view)
+            if len(matching_views) == last:
                 break
-        return found[first:]
+        return matching_views[first:]
 
     async def get_task(self, task_id: TaskId, principal: Principal) -> TaskView:
         """Return a task. Raises `NotFound`, also for another tenant's."""
-        ended = await self._read_ended(principal.tenant)
+        ended_by_key = await self._read_ended(principal.tenant)
         task_key = key_of(task_id, principal.tenant)
-        task = ended.get(task_key) or self._active_views(principal.tenant, ended).get(task_key)
+        task = ended_by_key.get(task_key) or self._active_views(principal.tenant, ended_by_key).get(
+            task_key
+        )
         if task is None:
             raise NotFound(f"no task {task_id!r}")
         return await self._with_request_fields(task, principal.tenant)
@@ -159,9 +161,9 @@ class Overview:
                 reading.seq = recorded.seq
                 if (
                     recorded.event.tenant == principal.tenant
-                    and recorded.event.id not in reading.known
+                    and recorded.event.id not in reading.known_ids
                 ):
-                    reading.known.add(recorded.event.id)
+                    reading.known_ids.add(recorded.event.id)
                     reading.progress, _ = apply_event(reading.progress, recorded)
                     reading.timeline.add(recorded)
             state = reading.progress.state
@@ -310,9 +312,9 @@ def _format_time(time: datetime) -> str:
 
 def seat_view(state: DeliberationState, seat: str) -> TaskSeat:
     """Return the state of a seat."""
-    end = state.finished.get(seat) or state.failures.get(seat)
-    if end is not None:
-        value = end.value
+    final_fact = state.finished.get(seat) or state.failures.get(seat)
+    if final_fact is not None:
+        value = final_fact.value
         return TaskSeat(
             seat, value.status.value, value.error_code, value.error_message[:_MAX_TEXT_CHARS]
         )

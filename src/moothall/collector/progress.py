@@ -107,15 +107,15 @@ def advance_seats(progress_by_seat: SeatProgressByName, recorded: Recorded) -> S
 
 
 def _on_started(progress: SeatProgress, data: Data) -> SeatProgress:
-    return replace(progress, approach=_text(data.get("approach"), _MAX_NAME_CHARS))
+    return replace(progress, approach=_read_text(data.get("approach"), _MAX_NAME_CHARS))
 
 
 def _on_model_call(progress: SeatProgress, data: Data) -> SeatProgress:
     steering_ids = data.get("told")
     return replace(
         progress,
-        phase=_text(data.get("phase"), _MAX_NAME_CHARS),
-        last_message=_text(data.get("answer"), _MAX_MESSAGE_CHARS) or progress.last_message,
+        phase=_read_text(data.get("phase"), _MAX_NAME_CHARS),
+        last_message=_read_text(data.get("answer"), _MAX_MESSAGE_CHARS) or progress.last_message,
         steering_ids=tuple(map(str, steering_ids))
         if isinstance(steering_ids, list | tuple)
         else progress.steering_ids,
@@ -125,22 +125,25 @@ def _on_model_call(progress: SeatProgress, data: Data) -> SeatProgress:
 def _on_turn(progress: SeatProgress, data: Data) -> SeatProgress:
     operations = data.get("operations")
     tool_calls = tuple(
-        (_text(item.get("tool"), _MAX_NAME_CHARS), _text(item.get("status"), _MAX_NAME_CHARS))
+        (
+            _read_text(item.get("tool"), _MAX_NAME_CHARS),
+            _read_text(item.get("status"), _MAX_NAME_CHARS),
+        )
         for item in (operations if isinstance(operations, list | tuple) else ())
         if isinstance(item, Mapping)
     )
     refused = tuple(
         (
-            _text(item.get("tool"), _MAX_NAME_CHARS),
-            _text(item.get("status"), _MAX_NAME_CHARS),
-            _text(item.get("reason"), _MAX_MESSAGE_CHARS),
+            _read_text(item.get("tool"), _MAX_NAME_CHARS),
+            _read_text(item.get("status"), _MAX_NAME_CHARS),
+            _read_text(item.get("reason"), _MAX_MESSAGE_CHARS),
         )
         for item in map(mapping_of, list_of(data.get("refused_calls")))
     )
     checks = data.get("checks")
     verdicts = (
         {
-            _text(name, _MAX_NAME_CHARS): _text(verdict, _MAX_NAME_CHARS)
+            _read_text(name, _MAX_NAME_CHARS): _read_text(verdict, _MAX_NAME_CHARS)
             for name, verdict in checks.items()
         }
         if isinstance(checks, Mapping)
@@ -152,7 +155,7 @@ def _on_turn(progress: SeatProgress, data: Data) -> SeatProgress:
         tools=(*progress.tools, *tool_calls)[-_MAX_TOOLS:],
         tool_call_count=progress.tool_call_count + len(tool_calls),
         checks=verdicts or progress.checks,
-        last_message=_text(data.get("thought"), _MAX_MESSAGE_CHARS) or progress.last_message,
+        last_message=_read_text(data.get("thought"), _MAX_MESSAGE_CHARS) or progress.last_message,
         refused=(*progress.refused, *refused)[-_MAX_TOOLS:],
     )
 
@@ -164,7 +167,7 @@ _HANDLERS: Mapping[EventType, Callable[[SeatProgress, Data], SeatProgress]] = {
 }
 
 
-def _text(value: object, max_chars: int) -> str:
+def _read_text(value: object, max_chars: int) -> str:
     text = value if isinstance(value, str) else ""
     return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
 
@@ -407,7 +410,8 @@ def _format_decision(_: str, data: Data) -> str:
 
 _SENTENCES: Mapping[EventType, Callable[[str, Data], str]] = {
     EventType.DELIBERATION_REQUESTED: lambda _, data: (
-        f"Asked for: {len(_strings(data.get('seats')))} seats, protocol {data.get('protocol', '')}."
+        f"Asked for: {len(_read_strings(data.get('seats')))} seats, "
+        f"protocol {data.get('protocol', '')}."
         + (f" {data['choice']}." if data.get("choice") else "")
     ),
     EventType.AGENT_PROGRESS: _format_progress,
@@ -439,11 +443,11 @@ _SENTENCES: Mapping[EventType, Callable[[str, Data], str]] = {
 
 
 def _parse_status(value: object) -> DeliberationStatus:
-    known = {status.value: status for status in DeliberationStatus}
-    return known.get(str(value), DeliberationStatus.COMPLETED)
+    statuses = {status.value: status for status in DeliberationStatus}
+    return statuses.get(str(value), DeliberationStatus.COMPLETED)
 
 
-def _strings(value: object) -> list[str]:
+def _read_strings(value: object) -> list[str]:
     return [str(item) for item in value] if isinstance(value, (list, tuple)) else []
 
 

@@ -113,7 +113,7 @@ async def record_decision(bus: Bus, decision: Event, task_key: TaskKey) -> Outco
 
 
 _CHANNELS = (Channel.RESULTS, Channel.RESPONSES, Channel.WORDS)
-_OPEN = {DeliberationStatus.PENDING, DeliberationStatus.IN_PROGRESS}
+_OPEN_STATUSES = {DeliberationStatus.PENDING, DeliberationStatus.IN_PROGRESS}
 _MAX_DECIDED_IDS = 10_000
 _RETRY_SECONDS = 1.0
 
@@ -151,15 +151,15 @@ class Observer:
         """
         for name in await self._bus.keys():
             document = await self._bus.get(name)
-            if document is not None and document.get("status") in _OPEN:
-                await self._load(TaskKey(name))
+            if document is not None and document.get("status") in _OPEN_STATUSES:
+                await self._load_task(TaskKey(name))
         async with aclosing(
             self._bus.follow([channel.all for channel in _CHANNELS], last_seq)
         ) as records:
             async for recorded in records:
-                await self._handle(recorded.event)
+                await self._handle_event(recorded.event)
 
-    async def _handle(self, event: Event) -> None:
+    async def _handle_event(self, event: Event) -> None:
         task_id = event.data.get("task_id")
         if not isinstance(task_id, str) or task_id in self._decided:
             return
@@ -168,16 +168,16 @@ class Observer:
         except InvalidRequest:
             return
         if event.type is EventType.DELIBERATION_DECIDED:
-            self._close(task_key)
+            self._close_task(task_key)
         elif task_key in self._states or event.type is EventType.DELIBERATION_REQUESTED:
-            self._fold(task_key, event)
+            self._fold_event(task_key, event)
         else:  # requested before this observer started
-            await self._load(task_key)
+            await self._load_task(task_key)
 
-    async def _load(self, task_key: TaskKey) -> None:
+    async def _load_task(self, task_key: TaskKey) -> None:
         while True:
             try:
-                return await self._read(task_key)
+                return await self._read_task(task_key)
             except Temporary as error:
                 log.warning(
                     "could not load a deliberation yet",
@@ -187,21 +187,21 @@ class Observer:
                 )
                 await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _read(self, task_key: TaskKey) -> None:
+    async def _read_task(self, task_key: TaskKey) -> None:
         async for recorded in self._bus.replay([channel.of(task_key) for channel in _CHANNELS]):
             if recorded.event.type is EventType.DELIBERATION_DECIDED:
-                self._close(task_key)
+                self._close_task(task_key)
                 return
-            self._fold(task_key, recorded.event)
+            self._fold_event(task_key, recorded.event)
         if task_key not in self._states or self._states[task_key].requested is None:
-            self._close(task_key)  # it was never requested
+            self._close_task(task_key)  # it was never requested
 
-    def _fold(self, task_key: TaskKey, event: Event) -> None:
+    def _fold_event(self, task_key: TaskKey, event: Event) -> None:
         try:
             self._states[task_key] = fold(self._states.get(task_key), event)
         except InvalidRequest:
             return  # the collector reports it
 
-    def _close(self, task_key: TaskKey) -> None:
+    def _close_task(self, task_key: TaskKey) -> None:
         self._states.pop(task_key, None)
         self._decided[task_key] = None

@@ -103,8 +103,8 @@ class Statistics:
         range_ms: 0 for all decisions.
         """
         decisions, active = await self._read_decisions(principal)
-        since = self._clock().timestamp() * 1000 - range_ms if range_ms else -math.inf
-        recent = [decision for decision in decisions if decision.ended_at_ms >= since]
+        earliest_ms = self._clock().timestamp() * 1000 - range_ms if range_ms else -math.inf
+        recent = [decision for decision in decisions if decision.ended_at_ms >= earliest_ms]
         busy = {(deliberation.role, seat) for deliberation in active for seat in deliberation.seats}
         registered = {council.role: council for council in await self._councils.list(principal)}
         roles = sorted(
@@ -116,12 +116,14 @@ class Statistics:
         )
         agent_counts = {role: _agent_count(registered.get(role)) for role in roles}
         return Metrics(
-            latencies=_latencies([decision for decision in recent if not decision.cancelled]),
+            latencies=_measure_latencies(
+                [decision for decision in recent if not decision.cancelled]
+            ),
             agents_by_role=agent_counts,
             active_agents=len(busy),
             response_ms=_mean([duration for decision in recent for duration in decision.seat_ms]),
             councils={
-                Council(role).id: _health(
+                Council(role).id: _council_health(
                     agent_counts[role],
                     sum(busy_role == role for busy_role, _ in busy),
                     [
@@ -149,10 +151,10 @@ class Statistics:
             names = self._requests[run.task_key] = await self._read_models(run.task_key)
         model, seat_models = names
         usage: dict[str, Usage] = {}
-        for seat, used in run.seat_usage.items():
+        for seat, seat_usage in run.seat_usage.items():
             name = seat_models.get(seat, model)
-            usage[name] = usage.get(name, Usage()) + used
-        council = _difference(run.usage, sum(run.seat_usage.values(), start=Usage()))
+            usage[name] = usage.get(name, Usage()) + seat_usage
+        council = _subtract_usage(run.usage, sum(run.seat_usage.values(), start=Usage()))
         return usage | {model: usage.get(model, Usage()) + council}
 
     async def _read_models(self, task_key: TaskKey) -> tuple[str, Mapping[str, str]]:
@@ -242,13 +244,13 @@ def _parse_usage(data: Any) -> Usage:
     )
 
 
-def _difference(whole: Usage, share: Usage) -> Usage:
+def _subtract_usage(total: Usage, share: Usage) -> Usage:
     """Return the usage of the whole without a share, at least zero."""
     return Usage(
-        prompt_tokens=max(0, whole.prompt_tokens - share.prompt_tokens),
-        completion_tokens=max(0, whole.completion_tokens - share.completion_tokens),
-        calls=max(0, whole.calls - share.calls),
-        cost_usd=max(0.0, whole.cost_usd - share.cost_usd),
+        prompt_tokens=max(0, total.prompt_tokens - share.prompt_tokens),
+        completion_tokens=max(0, total.completion_tokens - share.completion_tokens),
+        calls=max(0, total.calls - share.calls),
+        cost_usd=max(0.0, total.cost_usd - share.cost_usd),
     )
 
 
@@ -267,12 +269,12 @@ def _agent_count(council: Council | None) -> int:
     return DEFAULT_SEATS if council is None else len(council.agents)
 
 
-def _health(agents: int, busy: int, won: Sequence[bool]) -> CouncilHealth:
+def _council_health(agents: int, busy: int, won: Sequence[bool]) -> CouncilHealth:
     status = "busy" if busy else "idle" if agents else "empty"
     return CouncilHealth(status, max(0, agents - busy), busy, sum(won) / len(won) if won else 0.0)
 
 
-def _latencies(decisions: Sequence[EndedRun]) -> Latencies:
+def _measure_latencies(decisions: Sequence[EndedRun]) -> Latencies:
     durations = sorted(decision.duration_ms for decision in decisions)
     return Latencies(
         deliberation_ms=_mean(durations),

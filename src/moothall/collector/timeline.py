@@ -155,7 +155,7 @@ class _OpenLane:
 def _on_model_call(lane: _OpenLane, at: float, data: Data) -> None:
     duration = data.get("duration_ms")
     seconds = duration / 1000 if isinstance(duration, int | float) and duration >= 0 else 0.0
-    phase = _text(data.get("phase"))
+    phase = _read_text(data.get("phase"))
     usage = data.get("usage")
     usage = usage if isinstance(usage, Mapping) else {}
     tokens = sum(
@@ -173,7 +173,7 @@ def _on_model_call(lane: _OpenLane, at: float, data: Data) -> None:
             max(0.0, at - seconds),
             at,
             phase or "model",
-            _text(data.get("answer")),
+            _read_text(data.get("answer")),
             tokens,
             float(cost) if isinstance(cost, int | float) else 0.0,
             call,
@@ -198,14 +198,14 @@ def _on_turn(lane: _OpenLane, at: float, data: Data) -> None:
     ]
     if lines and at - lane.free_from >= _MIN_SECONDS:
         names = dict.fromkeys(line.partition(":")[0] for line in lines)
-        text = _text("\n".join(lines))
-        lane.add(Block("tools", lane.free_from, at, _text(", ".join(names)), text))
+        text = _read_text("\n".join(lines))
+        lane.add(Block("tools", lane.free_from, at, _read_text(", ".join(names)), text))
 
 
 def _on_check(lane: _OpenLane, at: float, data: Data) -> None:
     evidence = data.get("evidence")
     evidence = evidence if isinstance(evidence, Mapping) else {}
-    name, verdict = _text(evidence.get("check")), _text(evidence.get("verdict"))
+    name, verdict = _read_text(evidence.get("check")), _read_text(evidence.get("verdict"))
     duration = evidence.get("duration_ms")
     seconds = duration / 1000 if isinstance(duration, int) and duration > 0 else 0.0
     start = max(lane.free_from, at - seconds) if seconds else lane.free_from
@@ -213,7 +213,7 @@ def _on_check(lane: _OpenLane, at: float, data: Data) -> None:
         lane.add(Block("check", start, at, name, f"{name}: {verdict}"))
     elif name and lane.blocks and lane.blocks[-1].kind == "check":
         last = lane.blocks.pop()
-        text = _text(f"{last.text}\n{name}: {verdict}")
+        text = _read_text(f"{last.text}\n{name}: {verdict}")
         lane.blocks.append(Block("check", last.start, last.end, last.label, text))
 
 
@@ -224,7 +224,7 @@ def _on_proposed(lane: _OpenLane, at: float, data: Data) -> None:
 
 def _on_failed(lane: _OpenLane, at: float, data: Data) -> None:
     error = data.get("error")
-    code = _text(error.get("code")) if isinstance(error, Mapping) else ""
+    code = _read_text(error.get("code")) if isinstance(error, Mapping) else ""
     lane.outcome, lane.free_from = f"failed: {code}".rstrip(": "), at
 
 
@@ -238,6 +238,6 @@ _HANDLERS = {
 }
 
 
-def _text(value: object) -> str:
+def _read_text(value: object) -> str:
     text = value if isinstance(value, str) else ""
     return text if len(text) <= _MAX_TEXT_CHARS else f"{text[: _MAX_TEXT_CHARS - 1]}…"

@@ -35,7 +35,12 @@ from moothall.tools.schemas import arguments_digest
 
 
 _MAX_RECORDED_BYTES, _MAX_NAME_CHARS = 64_000, 100
-_NEVER_RAN = {ToolStatus.INVALID, ToolStatus.BLOCKED, ToolStatus.PARKED, ToolStatus.RATE_LIMITED}
+_UNRUN_STATUSES = {
+    ToolStatus.INVALID,
+    ToolStatus.BLOCKED,
+    ToolStatus.PARKED,
+    ToolStatus.RATE_LIMITED,
+}
 _MAX_REASON_CHARS = 500
 
 
@@ -68,7 +73,7 @@ class TurnResult:
         return any(
             (spec := self.catalogue.get(result.tool)) is not None
             and spec.danger is not Danger.READ
-            and result.status not in _NEVER_RAN
+            and result.status not in _UNRUN_STATUSES
             for result in self.results
         )
 
@@ -165,7 +170,7 @@ def record_refusals(turn_result: TurnResult, clean: Callable[[str], str]) -> lis
             "reason": shorten(clean(result.error), _MAX_REASON_CHARS),
         }
         for result in turn_result.results
-        if result.status in _NEVER_RAN
+        if result.status in _UNRUN_STATUSES
     ]
 
 
@@ -231,10 +236,10 @@ def find_stuck_reason(
 
 
 def _find_cycle(changes: Sequence[TurnStep], max_turns_with_same_failures: int) -> str:
-    last, earlier = changes[-1], changes[:-1]
-    if any(step.action_digest == last.action_digest for step in earlier):
+    last, earlier_changes = changes[-1], changes[:-1]
+    if any(step.action_digest == last.action_digest for step in earlier_changes):
         return "the same change as in an earlier turn"
-    if any(step.change_digest == last.change_digest for step in earlier):
+    if any(step.change_digest == last.change_digest for step in earlier_changes):
         return "back where it was in an earlier turn"
     if (
         last.failing
@@ -294,9 +299,11 @@ class AttemptState:
     ignored: dict[str, str] = field(default_factory=dict)
     unreported: dict[str, str] = field(default_factory=dict)
 
-    def record_ignored(self, result: TurnResult, before: Patch | None, patch: Patch | None) -> None:
+    def record_ignored(
+        self, result: TurnResult, earlier_patch: Patch | None, patch: Patch | None
+    ) -> None:
         """Record the files that were written in this turn and that the patch leaves out."""
-        self.unreported = find_ignored_writes(result.results, before, patch)
+        self.unreported = find_ignored_writes(result.results, earlier_patch, patch)
         self.ignored |= self.unreported
 
     def complete_summary(self, summary: str) -> str:
@@ -364,7 +371,7 @@ def append_left_out(summary: str, ignored: Sequence[str]) -> str:
 
 
 def find_ignored_writes(
-    results: Sequence[ToolResult], before: Patch | None, patch: Patch | None
+    results: Sequence[ToolResult], earlier_patch: Patch | None, patch: Patch | None
 ) -> dict[str, str]:
     """Return the ignored files that these tools wrote: path → rule.
 
@@ -380,8 +387,10 @@ def find_ignored_writes(
         elif result.tool == "files.delete":
             paths.discard(path)
     if any(result.tool.startswith("code.") for result in results):
-        known = before.ignored if before else {}
-        paths |= {path for path in patch.ignored if path not in known and language_of(path)}
+        earlier_ignored = earlier_patch.ignored if earlier_patch else {}
+        paths |= {
+            path for path in patch.ignored if path not in earlier_ignored and language_of(path)
+        }
     return {path: rule for path in sorted(paths) if (rule := patch.rule_for(path))}
 
 
@@ -415,13 +424,13 @@ class MalformedReplies(Permanent):
 
 def malformed_replies_error(problem: str, reply: str, task_key: TaskKey | None) -> MalformedReplies:
     """Return an error that quotes the start of `reply` and the command to show all replies."""
-    shown = (
+    quotation = (
         f'; it replied "{one_line(reply, _MAX_REPLY_CHARS)}"'
         if reply.strip()
         else "; it replied nothing"
     )
     command = f". All replies: moothall log tail --task {task_key} --json" if task_key else ""
-    return MalformedReplies(f"{problem}{shown}{command}")
+    return MalformedReplies(f"{problem}{quotation}{command}")
 
 
 class OutOfTurns(Permanent):

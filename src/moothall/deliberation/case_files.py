@@ -25,11 +25,11 @@ def find_case_files(cases: Iterable[str], files: Sequence[str], folder: str = ""
 
     An id starts with a path, with a Python module, or, for ava, with the file's title.
     """
-    known = frozenset(files)
+    file_paths = frozenset(files)
     titles: dict[str, str] = {}
     paths: dict[str, str] = {}
     for case in cases:
-        paths[case] = named_file(case.partition("::")[0], known, folder)
+        paths[case] = named_file(case.partition("::")[0], file_paths, folder)
         if not paths[case] and _AVA_SEPARATOR in case:
             titles = titles or _ava_titles(files)
             parts = case.split(_AVA_SEPARATOR)
@@ -80,45 +80,47 @@ def is_about(file: str, path: str) -> bool:
         return False
     if file.endswith("_test.go"):
         return posixpath.dirname(file) == posixpath.dirname(path)
-    return _TEST_AFFIX.sub("", stem(file)).strip("_") == _subject(path).strip("_")
+    return _TEST_AFFIX.sub("", stem(file)).strip("_") == _subject_of(path).strip("_")
 
 
-def _subject(path: str) -> str:
+def _subject_of(path: str) -> str:
     name = stem(path)
     return posixpath.basename(posixpath.dirname(path)) if name in _INDEX_STEMS else name
 
 
-def cases_near(cases: Iterable[str], paths: Sequence[str]) -> list[str]:
+def find_cases_near(cases: Iterable[str], paths: Sequence[str]) -> list[str]:
     """Return the cases near the changed files, among those whose ids name no file.
 
     For Go, these are the cases of the package. For Rust, these are the cases of the module, its
     documentation and the integration tests of its name, and then those of its crate.
     """
     cases = [*cases]
-    go = [path for path in paths if path.endswith(".go")]
-    rust = [path for path in paths if path.endswith(".rs")]
-    near: dict[str, None] = {}
-    if go:
+    go_paths = [path for path in paths if path.endswith(".go")]
+    rust_paths = [path for path in paths if path.endswith(".rs")]
+    near_cases: dict[str, None] = {}
+    if go_paths:
         packages = {case.partition("::")[0] for case in cases if "::" in case}
         shortest = min(packages, key=len, default="")
-        folders = {posixpath.dirname(path) for path in go}
+        folders = {posixpath.dirname(path) for path in go_paths}
         near_packages = {
             package
             for package in packages
             if any(_is_package(package, folder, shortest) for folder in folders)
         }
-        near |= dict.fromkeys(case for case in cases if case.partition("::")[0] in near_packages)
-    if rust:
+        near_cases |= dict.fromkeys(
+            case for case in cases if case.partition("::")[0] in near_packages
+        )
+    if rust_paths:
         parts_by_case = {case: parts for case in cases if (parts := _split_libtest_case(case))}
         binaries = {binary for binary, _, _ in parts_by_case.values()}
         ranks = {
-            case: min(_rust_rank(parts, path, binaries) for path in rust)
+            case: min(_rust_rank(parts, path, binaries) for path in rust_paths)
             for case, parts in parts_by_case.items()
         }
-        near |= dict.fromkeys(
+        near_cases |= dict.fromkeys(
             sorted((case for case in ranks if ranks[case] < _OTHER_CRATE), key=ranks.__getitem__)
         )
-    return [*near]
+    return [*near_cases]
 
 
 def _is_package(package: str, folder: str, shortest: str) -> bool:
@@ -168,7 +170,7 @@ def _rust_rank(parts: tuple[str, str, str], path: str, binaries: AbstractSet[str
 
 def import_pattern(paths: Sequence[str]) -> str:
     """Return a regular expression for the lines by which test files may import one of the files."""
-    names = "|".join(sorted({re.escape(_subject(path)) for path in paths if _subject(path)}))
+    names = "|".join(sorted({re.escape(_subject_of(path)) for path in paths if _subject_of(path)}))
     barrel = (
         r"""["']\.{1,2}(?:/[^"']*)?["']""" if any(path.endswith(_SCRIPTS) for path in paths) else ""
     )
@@ -210,18 +212,18 @@ def sort_by_common_words(files: Iterable[str], text: str) -> list[str]:
     )
 
 
-def names_on_base(cases: Mapping[str, str], known: Iterable[str]) -> dict[str, str]:
+def map_to_base_names(cases: Mapping[str, str], base_cases: Iterable[str]) -> dict[str, str]:
     """Return the base's names of cases that have other names in a narrower run: ava leaves out the
     common path of all files of a run, so that a case of retry.ts is named by its title alone if no
     other file runs.
     """
-    known = [*known]
+    base_cases = [*base_cases]
     by_suffix: dict[str, set[str]] = {}
-    for case in known:
+    for case in base_cases:
         parts = case.split(_AVA_SEPARATOR)
         for start in range(1, len(parts)):
             by_suffix.setdefault(_AVA_SEPARATOR.join(parts[start:]), set()).add(case)
-    known_cases = {*known}
+    known_cases = {*base_cases}
     return {
         case: next(iter(by_suffix[case]))
         for case in cases

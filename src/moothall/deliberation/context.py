@@ -192,7 +192,7 @@ class SeatState:
         """The seat's current proposal. The seat must have proposed."""
         return self.judged[-1]
 
-    def end(self, status: SeatStatus, code: str = "", message: str = "") -> None:
+    def record_end(self, status: SeatStatus, code: str = "", message: str = "") -> None:
         """Record how the seat ended, unless it has proposed."""
         if not self.drafts:
             self.status, self.code, self.message = status, code, message
@@ -306,22 +306,22 @@ class DeliberationContext:
         if self.deliberation.asks_no_model:
             return []
         models = {
-            self.deliberation.model_of(seat): named
-            for seat, named in self.seat_models.by_seat.items()
+            self.deliberation.model_of(seat): seat_model
+            for seat, seat_model in self.seat_models.by_seat.items()
         }
         return [
             {
                 "profile": name,
-                "model": named.about.model,
-                "api": named.about.api,
+                "model": seat_model.about.model,
+                "api": seat_model.about.api,
                 "reply": self.seat_models.setups[name].reply_mode,
                 "turns": self.seat_models.setups[name].max_turns,
-                "window": named.llm.context_tokens,
-                "window_source": named.about.source,
-                "reply_tokens": named.llm.max_tokens,
-                **({"harness": named.llm.harness[0]} if named.llm.harness else {}),
+                "window": seat_model.llm.context_tokens,
+                "window_source": seat_model.about.source,
+                "reply_tokens": seat_model.llm.max_tokens,
+                **({"harness": seat_model.llm.harness[0]} if seat_model.llm.harness else {}),
             }
-            for name, named in models.items()
+            for name, seat_model in models.items()
         ]
 
     @property
@@ -497,7 +497,7 @@ async def _detect_reply_modes(models: Mapping[str, NamedModel]) -> Mapping[str, 
     `blocks`, which every model can write. Raises the first error if no model can be reached.
     """
     results = await asyncio.gather(
-        *(named.model.reply_mode() for named in models.values()), return_exceptions=True
+        *(seat_model.model.reply_mode() for seat_model in models.values()), return_exceptions=True
     )
     failures = [result for result in results if isinstance(result, BaseException)]
     for error in failures:
@@ -516,18 +516,20 @@ async def _fit_to_windows(models: Mapping[str, NamedModel]) -> Mapping[str, Name
     Unreachable models get the defaults.
     """
     descriptions = await asyncio.gather(
-        *(named.model.describe() for named in models.values()), return_exceptions=True
+        *(seat_model.model.describe() for seat_model in models.values()), return_exceptions=True
     )
     fitted = {}
-    for (name, named), about in zip(models.items(), descriptions, strict=True):
+    for (name, seat_model), about in zip(models.items(), descriptions, strict=True):
         if isinstance(about, BaseException) and not isinstance(about, ModelUnavailable):
             raise about
         description = about if isinstance(about, ModelDescription) else ModelDescription()
-        if named.llm.context_tokens:
+        if seat_model.llm.context_tokens:
             description = replace(description, source="llm.context_tokens")
         window = description.window or (NATIVE_WINDOW if description.reply == "tools" else 0)
         fitted[name] = replace(
-            named, llm=named.llm.fitted(window, description.most_tokens), about=description
+            seat_model,
+            llm=seat_model.llm.fitted(window, description.most_tokens),
+            about=description,
         )
     return fitted
 
@@ -540,13 +542,16 @@ async def _open_fitted_models(
     """
     models = _open_models(deliberation, dependencies)
     if deliberation.asks_no_model:
-        fitted = {name: replace(named, llm=named.llm.fitted(0)) for name, named in models.items()}
+        fitted = {
+            name: replace(seat_model, llm=seat_model.llm.fitted(0))
+            for name, seat_model in models.items()
+        }
         return fitted, dict.fromkeys(models, "blocks")
     modes = await _detect_reply_modes(models)
     return await _fit_to_windows(models), modes
 
 
-def _deadlines(deliberation: Deliberation) -> Deadlines:
+def _deadlines_of(deliberation: Deliberation) -> Deadlines:
     """Return the deadline of the seats' work, and the later one of the evaluation."""
     seconds_left = max((deliberation.deadline - datetime.now(UTC)).total_seconds(), 0.0)
     deadline = deliberation.deadline - timedelta(seconds=min(_CLOSING_SECONDS, seconds_left * 0.05))
@@ -576,8 +581,8 @@ async def create_context(
     answerers = replace(dependencies.answerers, model=default.model, llm=default.llm)
     dependencies = replace(dependencies, answerers=answerers)
     setups = {
-        name: await create_seat_setup(deliberation, prepared, dependencies, named, modes[name])
-        for name, named in models.items()
+        name: await create_seat_setup(deliberation, prepared, dependencies, seat_model, modes[name])
+        for name, seat_model in models.items()
     }
     seat_models = {seat: models[deliberation.model_of(seat)] for seat in deliberation.seats}
     first_number = deliberation.fork.number if deliberation.fork else 0
@@ -601,7 +606,7 @@ async def create_context(
             pause_gate=dependencies.control.pause_gate,
         ),
         ledger=ledger,
-        deadlines=_deadlines(deliberation),
+        deadlines=_deadlines_of(deliberation),
         seat_states=tuple(
             SeatState(seat, number) for number, seat in enumerate(deliberation.seats, first_number)
         ),

@@ -81,27 +81,27 @@ def fit_to_window(
     reduced to their summaries, then the oldest turns are dropped. If that is not enough, long
     messages of the last turns are cut.
     """
-    kept = list(exchanges)
-    for index in range(max(len(kept) - _KEPT_TURNS, 0)):
-        if _count_tokens(head, kept) <= budget:
+    fitted = list(exchanges)
+    for index in range(max(len(fitted) - _KEPT_TURNS, 0)):
+        if _count_tokens(head, fitted) <= budget:
             break
-        kept[index] = replace(
-            kept[index], response=f"({kept[index].summary}; the details were left out)"
+        fitted[index] = replace(
+            fitted[index], response=f"({fitted[index].summary}; the details were left out)"
         )
-    while len(kept) > _KEPT_TURNS and _count_tokens(head, kept) > budget:
-        kept.pop(0)
-    if kept and _count_tokens(head, kept) > budget:
+    while len(fitted) > _KEPT_TURNS and _count_tokens(head, fitted) > budget:
+        fitted.pop(0)
+    if fitted and _count_tokens(head, fitted) > budget:
         remaining_tokens = max(budget - _count_tokens(head, ()), 200)
-        max_chars = int(remaining_tokens / (2 * len(kept)) * CHARS_PER_TOKEN)
-        kept = [
+        max_chars = int(remaining_tokens / (2 * len(fitted)) * CHARS_PER_TOKEN)
+        fitted = [
             replace(
                 exchange,
                 reply=clip(exchange.reply, max_chars),
                 response=clip(exchange.response, max_chars),
             )
-            for exchange in kept
+            for exchange in fitted
         ]
-    return (*head, *(message for exchange in kept for message in exchange.messages))
+    return (*head, *(message for exchange in fitted for message in exchange.messages))
 
 
 def _count_tokens(head: Sequence[Message], exchanges: Sequence[Exchange]) -> int:
@@ -239,7 +239,7 @@ class Conversation:
             messages=(),
             max_tokens=max_tokens,
             deadline=deadline,
-            schema=self._schema(specs, ending) if sampling.mode == "json" else None,
+            schema=self._reply_schema(specs, ending) if sampling.mode == "json" else None,
             temperature=sampling.temperature,
             seed=seed_of(sampling.seed, f"{self.seat}/{step}"),
         )
@@ -260,7 +260,7 @@ class Conversation:
             return "Python is not available here: use actions, or finish.", reply.text
         return turn, reply.text
 
-    def _schema(self, specs: Sequence[ToolSpec], ending: Ending) -> ReplySchema | None:
+    def _reply_schema(self, specs: Sequence[ToolSpec], ending: Ending) -> ReplySchema | None:
         """Return the schema of a reply in JSON; None for one with a function."""
         if self._document:
             return document_schema(self._document, self._max_string)
@@ -382,17 +382,17 @@ class ToolChat:
             raise DeadlineExceeded("the seat's time is over")
         self._append_steering(step)
         if self._size > self.llm.context_tokens * _COMPACT_SHARE and len(self.turns) > _KEPT_TURNS:
-            await self._compact(step, deadline, _MAX_RESULT_CHARS)
+            await self._compact_turns(step, deadline, _MAX_RESULT_CHARS)
         try:
-            reply = await self._call(step, self._messages(), deadline)
+            reply = await self._call_model(step, self._prompt_messages(), deadline)
         except ContextOverflow as error:
             if error.window:
                 longest = min(self.llm.max_tokens, error.window // 4)
                 self.llm = self.llm.model_copy(
                     update={"context_tokens": error.window, "max_tokens": longest}
                 )
-            await self._compact(step, deadline, _MIN_RESULT_CHARS)
-            reply = await self._call(step, self._messages(), deadline)
+            await self._compact_turns(step, deadline, _MIN_RESULT_CHARS)
+            reply = await self._call_model(step, self._prompt_messages(), deadline)
         self._size = reply.usage.prompt_tokens + reply.usage.completion_tokens
         return reply
 
@@ -438,7 +438,7 @@ class ToolChat:
             self.append_text(text)
         self._steering_count = max(self._steering_count, len(messages))
 
-    def _messages(self) -> tuple[Message, ...]:
+    def _prompt_messages(self) -> tuple[Message, ...]:
         head = self._head
         if self._notes:
             head = (
@@ -447,7 +447,7 @@ class ToolChat:
             )
         return (*head, *(message for turn in self.turns for message in turn.messages))
 
-    async def _call(
+    async def _call_model(
         self, step: str, messages: tuple[Message, ...], deadline: datetime
     ) -> ChatReply:
         return await self.model.ask(
@@ -465,7 +465,7 @@ class ToolChat:
     def _call_id(self, step: str) -> str:
         return f"{self._task_key}/{self.seat}/{step}"
 
-    async def _compact(self, step: str, deadline: datetime, max_result_chars: int) -> None:
+    async def _compact_turns(self, step: str, deadline: datetime, max_result_chars: int) -> None:
         """Replace all turns but the last ones by notes of the model, or by an outline of its calls
         if it writes none.
         """
@@ -473,33 +473,35 @@ class ToolChat:
         if older:
             self._notes = (
                 await self._write_notes(step, deadline)
-                or "\n".join([self._notes, *_outline(older)]).strip()
+                or "\n".join([self._notes, *_outline_calls(older)]).strip()
             )
-        self.turns = [_shorten(turn, max_result_chars) for turn in self.turns[-_KEPT_TURNS:]]
-        self._size = sum(tokens(message.content) for message in self._messages())
+        self.turns = [_shorten_turn(turn, max_result_chars) for turn in self.turns[-_KEPT_TURNS:]]
+        self._size = sum(tokens(message.content) for message in self._prompt_messages())
 
     async def _write_notes(self, step: str, deadline: datetime) -> str:
         """Return the model's notes, or an empty string. The call is number 0 of the turn, because
         tool calls are numbered from 1.
         """
-        *before, last = self._messages()
+        *earlier_messages, last_message = self._prompt_messages()
         try:
-            reply = await self._call(
-                f"{step}.0", (*before, _append_to_message(last, _ASK_FOR_NOTES)), deadline
+            reply = await self._call_model(
+                f"{step}.0",
+                (*earlier_messages, _append_to_message(last_message, _ASK_FOR_NOTES)),
+                deadline,
             )
         except ContextOverflow:
             return ""
         return clip(reply.text.strip(), _MAX_NOTES_CHARS)
 
 
-def _shorten(turn: ToolTurn, max_chars: int) -> ToolTurn:
+def _shorten_turn(turn: ToolTurn, max_chars: int) -> ToolTurn:
     return ToolTurn(
         turn.reply,
         tuple(replace(answer, content=clip(answer.content, max_chars)) for answer in turn.answers),
     )
 
 
-def _outline(turns: Sequence[ToolTurn]) -> list[str]:
+def _outline_calls(turns: Sequence[ToolTurn]) -> list[str]:
     """Return one line for each of the last calls."""
     calls = [call for turn in turns for call in turn.reply.calls]
     return [

@@ -90,13 +90,13 @@ class ProgressEstimate:
             return None
         if kind is EventType.SEAT_TURN:
             self._add_turn(seat, data)
-        done = seat_progress(
+        completed_share = seat_progress(
             self._turns.get(seat, 0),
             self.deliberation.max_turns,
-            proposed=kind in _PROPOSED,
+            proposed=kind in _PROPOSAL_EVENTS,
             ended=kind is EventType.SEAT_FINISHED,
         )
-        self._seat_progress[seat] = max(done, self._seat_progress.get(seat, 0.0))
+        self._seat_progress[seat] = max(completed_share, self._seat_progress.get(seat, 0.0))
         self.progress = max(
             self.progress,
             round(sum(self._seat_progress.values()) / len(self.deliberation.seats), 3),
@@ -108,7 +108,7 @@ class ProgressEstimate:
             "workstream": self.deliberation.agent.workstream,
             "progress": self.progress,
             "current_task": _CURRENT_TASKS[kind],
-            "metrics": self._metrics(),
+            "metrics": self._progress_metrics(),
         }
 
     def _add_turn(self, seat: str, data: Mapping[str, Any]) -> None:
@@ -117,7 +117,7 @@ class ProgressEstimate:
         self._spent[seat], self._tools[seat] = data["usage"], load(ToolUsage, data["tools"])
         self._checks = data["checks"] or self._checks
 
-    def _metrics(self) -> Mapping[str, float]:
+    def _progress_metrics(self) -> Mapping[str, float]:
         spent = self._spent.values()
         tools = sum(self._tools.values(), ToolUsage())
         return {
@@ -138,7 +138,7 @@ _CURRENT_TASKS: Mapping[EventType, str] = {
     EventType.SEAT_REVISED: "revised, being re-checked",
     EventType.SEAT_FINISHED: "ended",
 }
-_PROPOSED = {EventType.SEAT_PROPOSED, EventType.SEAT_REVISED}
+_PROPOSAL_EVENTS = {EventType.SEAT_PROPOSED, EventType.SEAT_REVISED}
 
 
 # Publishing.
@@ -173,9 +173,9 @@ class EventWriter:
         while self._receipts and self._receipts[0].done():
             await self._receipts.popleft()
         event = write_of(self.deliberation, kind, data, ordinal=ordinal, source=self.source)
-        await self._post(event)
+        await self._post_event(event)
         if self.progress is not None and (progress := self.progress.update(kind, data)) is not None:
-            await self._post(
+            await self._post_event(
                 write_of(
                     self.deliberation,
                     EventType.AGENT_PROGRESS,
@@ -201,7 +201,7 @@ class EventWriter:
             **data,
         )
 
-    async def _post(self, event: Event) -> None:
+    async def _post_event(self, event: Event) -> None:
         if event.id not in self.recorded_ids:
             self._receipts.append(await self.log.post(event))
 
@@ -240,7 +240,7 @@ def model_call(
     """Trace one call; pass its reply to the yielded function. `messages` are those that are sent,
     without secrets.
     """
-    started = perf_counter()
+    started_at = perf_counter()
     model, outcome = _NO_MODEL, "INTERNAL"
     attributes = _request_attributes(request, called) if telemetry.is_recording() else None
     with (
@@ -273,7 +273,7 @@ def model_call(
             raise
         finally:
             telemetry.metrics.MODEL_CALLS.add(model, outcome)
-            seconds = perf_counter() - started
+            seconds = perf_counter() - started_at
             telemetry.metrics.MODEL_CALL_SECONDS.observe(seconds, model)
             error_type = "" if outcome == "ok" else outcome
             telemetry.metrics.GENAI_SECONDS.observe(
@@ -352,11 +352,11 @@ def watch_check(check: str, workspace: str) -> Iterator[Callable[[CheckRun], Che
 
 def _as_json(messages: Sequence[Message]) -> str:
     """Return messages as `gen_ai.input.messages`."""
-    documents = [{"role": message.role, "parts": _parts(message)} for message in messages]
+    documents = [{"role": message.role, "parts": _message_parts(message)} for message in messages]
     return json.dumps(documents, ensure_ascii=False)
 
 
-def _parts(message: Message) -> list[dict[str, str]]:
+def _message_parts(message: Message) -> list[dict[str, str]]:
     if message.role == "tool":
         return [{"type": "tool_call_response", "id": message.call_id, "response": message.content}]
     text = [{"type": "text", "content": message.content}] if message.content else []
@@ -370,7 +370,7 @@ def _parts(message: Message) -> list[dict[str, str]]:
 def _output_json(reply: ChatReply, clean: Callable[[str], str]) -> str:
     """Return a reply as `gen_ai.output.messages`, without secrets."""
     calls = tuple(replace(call, arguments=clean(call.arguments)) for call in reply.calls)
-    parts = _parts(Message("assistant", clean(reply.text), calls))
+    parts = _message_parts(Message("assistant", clean(reply.text), calls))
     document = {"role": "assistant", "parts": parts, "finish_reason": reply.finish_reason}
     return json.dumps([document], ensure_ascii=False)
 
@@ -442,9 +442,9 @@ class StreamedReply:
     @property
     def writing(self) -> Writing:
         """The text so far, without secrets."""
-        whole = re.sub(r"\S+\Z", "", "".join(self._pieces))
-        key_start = whole.rfind(_PRIVATE_KEY_HEADER)
-        if key_start >= 0 and "-----END " not in whole[key_start:]:
-            whole = whole[:key_start]
-        clean = self._clean(whole)
+        text = re.sub(r"\S+\Z", "", "".join(self._pieces))
+        key_start = text.rfind(_PRIVATE_KEY_HEADER)
+        if key_start >= 0 and "-----END " not in text[key_start:]:
+            text = text[:key_start]
+        clean = self._clean(text)
         return Writing(self._seat, clean[-_MAX_PARTIAL_CHARS:], answer_so_far(clean))

@@ -49,7 +49,7 @@ _INSTRUCTIONS = (
     "Change the files in this folder; there is no network. Do not commit. Nobody can answer "
     "questions. At the end, say in a few sentences what you changed and why."
 )
-_EXECUTING, _WRITING = "code.shell", "files."
+_EXECUTING_TOOL, _WRITING_PREFIX = "code.shell", "files."
 
 
 def harness_of(council: DeliberationContext, seat: str) -> tuple[str, ...]:
@@ -91,7 +91,7 @@ async def work(
     ) as workspace:
         task = _create_task(council, seat_state, deadline, remarks)
         report = await run(workspace, task, calls.ask)
-        patch = await _collect(council, workspace, report)
+        patch = await _collect_patch(council, workspace, report)
     if not patch.diff:
         if calls.failed is not None:
             raise calls.failed
@@ -103,7 +103,7 @@ async def work(
     return Draft(append_left_out(text, tuple(patch.ignored)), patch)
 
 
-async def _collect(
+async def _collect_patch(
     council: DeliberationContext, workspace: Workspace, report: HarnessReport
 ) -> Patch:
     """Return what was changed. Raises `PatchRefused` for what the role may not change."""
@@ -121,20 +121,20 @@ async def _collect(
 def _create_task(
     council: DeliberationContext, seat_state: SeatState, deadline: datetime, remarks: str
 ) -> HarnessTask:
-    named = council.seat_models.by_seat[seat_state.seat]
+    seat_model = council.seat_models.by_seat[seat_state.seat]
     gateway, deliberation = council.dependencies.gateway, council.deliberation
     grant = grant_of(deliberation, gateway, council.prepared)
     names = {spec.name for spec in gateway.list_tools(deliberation.tenant, grant)}
     return HarnessTask(
-        argv=named.llm.harness,
+        argv=seat_model.llm.harness,
         prompt=_write_prompt(deliberation, remarks),
-        model=named.about.model or named.llm.model or "model",
-        window=named.llm.context_tokens,
-        max_tokens=named.llm.max_tokens,
+        model=seat_model.about.model or seat_model.llm.model or "model",
+        window=seat_model.llm.context_tokens,
+        max_tokens=seat_model.llm.max_tokens,
         seconds=max(seconds_until(deadline) - _CLOSING_SECONDS, 1.0),
-        variables=tuple(named.llm.harness_env.items()),
-        may_execute=_EXECUTING in names,
-        may_write=any(spec.startswith(_WRITING) and spec != "files.read" for spec in names),
+        variables=tuple(seat_model.llm.harness_env.items()),
+        may_execute=_EXECUTING_TOOL in names,
+        may_write=any(spec.startswith(_WRITING_PREFIX) and spec != "files.read" for spec in names),
     )
 
 
@@ -167,7 +167,7 @@ class _ModelCalls:
         self._council, self._seat, self._deadline = council, seat, deadline
         self._prefix = f"{council.deliberation.task_id}/{seat}/{round_name}."
         self._recorded = dict.fromkeys(council.model.recorded_calls(self._prefix))
-        self._number = max(map(_number, self._recorded), default=0)
+        self._number = max(map(_call_number, self._recorded), default=0)
         self.failed: MoothallError | None = None
 
     async def ask(self, question: ModelQuestion) -> ChatReply:
@@ -222,7 +222,7 @@ def _with_steering(question: ModelQuestion, steering: Sequence[str]) -> tuple[Me
     return (*question.messages, *added)
 
 
-def _number(call_id: str) -> int:
+def _call_number(call_id: str) -> int:
     number = call_id.rpartition(".")[2]
     return int(number) if number.isdecimal() else 0
 

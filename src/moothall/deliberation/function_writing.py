@@ -282,7 +282,7 @@ def find_function(
     is_python = path.endswith(".py")
     examples = read_docstring_examples(text, name) if is_python else ()
     tests = _Tests(repository_context.failing, examples)
-    completions = tuple(_completions(description, tests, text, name)) if is_python else ()
+    completions = tuple(_completion_prompts(description, tests, text, name)) if is_python else ()
     full_prompt = (
         _completion_prompt(description, tests, text, name)
         if completions
@@ -307,7 +307,7 @@ class _Tests:
     """
 
     def __init__(self, failing: Sequence[tuple[str, str]], examples: Sequence[Example]) -> None:
-        assertions_by_test = {test: _assertions(whole) for test, whole in failing}
+        assertions_by_test = {test: _find_assertions(test_text) for test, test_text in failing}
         example_assertions = {
             _normalize_assertion(f"assert {call} == {value}") for call, value in examples
         }
@@ -329,8 +329,8 @@ class _Tests:
             ]
         )
         self.whole_files = [
-            fence(f"{test}, which fails now and must pass", whole)
-            for test, whole in failing
+            fence(f"{test}, which fails now and must pass", test_text)
+            for test, test_text in failing
             if not assertions_by_test[test]
         ]
 
@@ -376,7 +376,9 @@ def _completion_prompt(description: str, tests: _Tests, text: str, name: str) ->
     )
 
 
-def _completions(description: str, tests: _Tests, text: str, name: str) -> Iterator[FunctionPrompt]:
+def _completion_prompts(
+    description: str, tests: _Tests, text: str, name: str
+) -> Iterator[FunctionPrompt]:
     """Yield the prompts that start the reply, for a Python file that ends with the function, which
     has a docstring and no body.
     """
@@ -425,7 +427,7 @@ def _normalize_assertion(line: str) -> str:
         return line
 
 
-def _assertions(test: str) -> list[str]:
+def _find_assertions(test: str) -> list[str]:
     """Return the assertions of a Python test file; [] if it contains anything else, because other
     code may set up what the assertions use.
     """

@@ -18,12 +18,12 @@ from typing import TypeVar
 from moothall import telemetry
 from moothall.authorization.checks import CallContext, first_covered
 from moothall.deliberation.case_files import (
-    cases_near,
     files_to_run,
     find_case_files,
+    find_cases_near,
     import_pattern,
     is_about,
-    names_on_base,
+    map_to_base_names,
     rank_importers,
 )
 from moothall.deliberation.code_blocks import TurnContext
@@ -228,17 +228,17 @@ def _choose_cases(
     ]
     nearest = [
         *(case for file in related for case in by_file[file]),
-        *cases_near(by_file.get("", ()), subjects),
+        *find_cases_near(by_file.get("", ()), subjects),
     ]
     used_ms: float = sum(base.durations.get(case, 0) for case in required)
-    chosen = dict.fromkeys(required)
+    selected_cases = dict.fromkeys(required)
     # For runners that do not report how long each case took.
     average_ms = 0 if base.durations else base.duration_ms / max(len(base.cases), 1)
     for case in nearest:
-        used_ms += base.durations.get(case, average_ms) if case not in chosen else 0
+        used_ms += base.durations.get(case, average_ms) if case not in selected_cases else 0
         if used_ms <= max_ms:
-            chosen[case] = None
-    return tuple(chosen)
+            selected_cases[case] = None
+    return tuple(selected_cases)
 
 
 async def check_changes(
@@ -411,7 +411,7 @@ async def _run_scope(context: CallContext, prepared: Prepared, scope: CheckScope
     if (
         base is not None
         and paths
-        and (base_names := names_on_base(run.cases, _cases_in(prepared, base, paths)))
+        and (base_names := map_to_base_names(run.cases, _cases_in(prepared, base, paths)))
     ):
         run = replace(
             run,

@@ -150,7 +150,7 @@ async def deliberate(
             # the deliberation's own deadline.
             with suppress(TimeoutError, BusUnavailable):
                 async with asyncio.timeout(_CLOSING_TIMEOUT_SECONDS):
-                    await _finish(council)
+                    await _finish_seats(council)
         raise
     except ExceptionGroup as group:
         if unavailable := group.subgroup(BusUnavailable):
@@ -161,8 +161,8 @@ async def deliberate(
         # Such as a full disk, or a sandbox that does not start.
         first_error = next(leaves(known_errors))
         for seat_state in council.seat_states:
-            seat_state.end(SeatStatus.FAILED, first_error.code, first_error.message)
-    await _finish(council)
+            seat_state.record_end(SeatStatus.FAILED, first_error.code, first_error.message)
+    await _finish_seats(council)
 
 
 async def _run_until_deadline(council: DeliberationContext) -> None:
@@ -176,7 +176,7 @@ async def _run_until_deadline(council: DeliberationContext) -> None:
             raise
         for seat_state in council.seat_states:
             if seat_state.status is SeatStatus.CANCELLED:
-                seat_state.end(
+                seat_state.record_end(
                     SeatStatus.LATE, "DEADLINE_EXCEEDED", "the seat was not done in time"
                 )
 
@@ -191,7 +191,7 @@ async def _publish_failed_seats(events: EventWriter, error: MoothallError) -> No
     await events.flush()
 
 
-async def _finish(council: DeliberationContext) -> None:
+async def _finish_seats(council: DeliberationContext) -> None:
     # Before the end is recorded: later work may need the released budget.
     await council.model.close()
     if council.evaluator is not None:
@@ -200,7 +200,7 @@ async def _finish(council: DeliberationContext) -> None:
     # before earlier events (`Log.post`).
     for seat_state in council.seat_states:
         if seat_state.status is SeatStatus.CANCELLED and council.proposing.stopped_early:
-            seat_state.end(
+            seat_state.record_end(
                 SeatStatus.CANCELLED,
                 "CANCELLED",
                 "no proposal of this seat could have won any more",
@@ -214,13 +214,13 @@ async def _finish(council: DeliberationContext) -> None:
     await council.events.flush()
 
 
-def _protocol(council: DeliberationContext) -> Protocol:
+def _protocol_of(council: DeliberationContext) -> Protocol:
     return PROTOCOLS[council.deliberation.protocol]
 
 
 async def _run_protocol(council: DeliberationContext) -> None:
     """Run the steps of the council's protocol."""
-    protocol, tests = _protocol(council), IndependentTests(council)
+    protocol, tests = _protocol_of(council), IndependentTests(council)
     if protocol.one_seat:
         await _propose_all(council, council.seat_states[:1])
         _update_judged(council, await excuse_superseded(council))
@@ -332,7 +332,7 @@ async def _review_ties(council: DeliberationContext) -> None:
         tied_answers = _with_all_authors(
             council, group_answers(candidate.proposal for candidate in tied)
         )
-        if _protocol(council).compares or len(tied_answers) > GROUP_SIZE:
+        if _protocol_of(council).compares or len(tied_answers) > GROUP_SIZE:
             if not council.judging.answers_equivalent:
                 await compare_answers(council, tied_answers)
             return
@@ -399,17 +399,17 @@ def _fills_one_by_one(council: DeliberationContext) -> bool:
     return (
         enabled
         and not (council.about_text or council.deliberation.peer_review)
-        and _protocol(council).stops_early
+        and _protocol_of(council).stops_early
     )
 
 
 async def _propose_all(council: DeliberationContext, seat_states: Sequence[SeatState]) -> None:
     if not council.proposing.approaches:
         await find_approaches(
-            council, 1 if _protocol(council).one_seat else len(council.seat_states)
+            council, 1 if _protocol_of(council).one_seat else len(council.seat_states)
         )
     tasks: list[tuple[SeatState, asyncio.Task[None]]] = []
-    started = datetime.now(UTC)
+    started_at = datetime.now(UTC)
     waiting: list[asyncio.Task[None]] = []
 
     async def propose_and_decide(seat_state: SeatState) -> None:
@@ -421,10 +421,13 @@ async def _propose_all(council: DeliberationContext, seat_states: Sequence[SeatS
                 task.cancel()
         elif all(task.done() for task in waiting) and _starts_patience(council):
             waiting.append(
-                group.create_task(_cancel_late_seats(council, tasks, datetime.now(UTC) - started))
+                group.create_task(
+                    _cancel_late_seats(council, tasks, datetime.now(UTC) - started_at)
+                )
             )
         if waiting and all(
-            other.drafts or task.done() or other is seat_state for other, task in tasks
+            other_state.drafts or task.done() or other_state is seat_state
+            for other_state, task in tasks
         ):
             waiting[-1].cancel()
 
@@ -437,14 +440,14 @@ async def _propose_all(council: DeliberationContext, seat_states: Sequence[SeatS
 
 def _cancel_open_seats(tasks: Sequence[tuple[SeatState, asyncio.Task[None]]]) -> list[SeatState]:
     """Cancel the seats without a proposal and return them."""
-    stopped = [
+    open_seats = [
         (seat_state, task)
         for seat_state, task in tasks
         if not seat_state.drafts and not task.done()
     ]
-    for _, task in stopped:
+    for _, task in open_seats:
         task.cancel()
-    return [seat_state for seat_state, _ in stopped]
+    return [seat_state for seat_state, _ in open_seats]
 
 
 async def _cancel_late_seats(
@@ -458,12 +461,12 @@ async def _cancel_late_seats(
     await _confirm_first(council)
     if not any(item.level is EvidenceLevel.PROVEN for item in council.judged):
         return
-    stopped = _cancel_open_seats(tasks)
+    stopped_seats = _cancel_open_seats(tasks)
     await asyncio.gather(
-        *(task for seat_state, task in tasks if seat_state in stopped), return_exceptions=True
+        *(task for seat_state, task in tasks if seat_state in stopped_seats), return_exceptions=True
     )
-    for seat_state in stopped:
-        seat_state.end(
+    for seat_state in stopped_seats:
+        seat_state.record_end(
             SeatStatus.LATE,
             OUT_OF_PATIENCE,
             "another answer is proven, and this seat took too long after it (limits.patience)",
@@ -478,13 +481,14 @@ async def _revise_all(
 ) -> None:
     async with asyncio.TaskGroup() as group:
         for seat_state in seat_states:
-            own = [
+            own_reviews = [
                 review
                 for review in reviews
                 if review.candidate == seat_state.latest.proposal.candidate
             ]
             group.create_task(
-                revise(council, seat_state, round_, own), name=f"{seat_state.seat}.r{round_}"
+                revise(council, seat_state, round_, own_reviews),
+                name=f"{seat_state.seat}.r{round_}",
             )
 
 
@@ -493,7 +497,7 @@ async def _is_decided(council: DeliberationContext) -> bool:
     if (
         council.evaluator is None
         or council.deliberation.peer_review
-        or not _protocol(council).stops_early
+        or not _protocol_of(council).stops_early
         or all(seat_state.drafts for seat_state in council.seat_states)
     ):
         return False
@@ -525,7 +529,7 @@ def _starts_patience(council: DeliberationContext) -> bool:
     if (
         not council.dependencies.rules.limits.patience
         or council.deliberation.peer_review
-        or not _protocol(council).stops_early
+        or not _protocol_of(council).stops_early
     ):
         return False
     return _has_proven(council)
@@ -558,16 +562,18 @@ def _answers_agree(council: DeliberationContext) -> bool:
     behave the same.
     """
     latest = [seat_state.latest for seat_state in council.proposers]
-    started = [
+    active_seats = [
         seat_state
         for seat_state in council.seat_states
         if seat_state.status is not SeatStatus.UNSTARTED
     ]
     if council.about_text:
-        return len({item.proposal.content for item in latest}) == 1 and len(latest) == len(started)
+        return len({item.proposal.content for item in latest}) == 1 and len(latest) == len(
+            active_seats
+        )
     behaviours = {item.assessment.behaviour for item in latest}
     return (
-        len(latest) == len(started)
+        len(latest) == len(active_seats)
         and len(behaviours) == 1
         and all(solves(item) for item in latest)
     )

@@ -29,7 +29,7 @@ from moothall.domain.chat import (
     Message,
     ModelDescription,
     Prompts,
-    ask_alike,
+    is_same_conversation,
     step_of,
 )
 from moothall.domain.codec import dump, load, mapping_of
@@ -270,9 +270,11 @@ class RecordedModel:
         return [call_id for call_id in self._recording.answers if call_id.startswith(prefix)]
 
     def is_repeated(self, call_id: str, messages: Sequence[Message]) -> bool:
-        """Return whether these messages ask what a recorded call asked, see `ask_alike`."""
+        """Return whether these messages match a recorded call, see `is_same_conversation`."""
         recorded = self._prompts.messages_of(step_of(call_id))
-        return ask_alike(recorded, [self._clean_message(message) for message in messages])
+        return is_same_conversation(
+            recorded, [self._clean_message(message) for message in messages]
+        )
 
     def first_stuck_reason(self, step: str, reason: str) -> str:
         """Return why the seat was stuck after a turn, as recorded by an earlier run or a lost
@@ -288,22 +290,22 @@ class RecordedModel:
         Raises the errors of the model, and `BudgetExceeded`.
         """
         async with self._locks.setdefault(request.call_id, asyncio.Lock()):
-            return await self._ask(request)
+            return await self._ask_once(request)
 
-    async def _ask(self, request: ChatRequest) -> ChatReply:
+    async def _ask_once(self, request: ChatRequest) -> ChatReply:
         if (reply := self._replies.get(request.call_id)) is not None:
             return reply  # a turn that is repeated in a new workspace
         _, seat, phase, _ = request.call_id.split("/")
         recorded = self._recording.answers.get(request.call_id)
         if recorded is not None:
             self._ledger.settle(request.call_id, recorded.usage)
-            self._count(seat, recorded.usage)
+            self._count_usage(seat, recorded.usage)
             self._replies[request.call_id] = recorded
             telemetry.metrics.MODEL_REPLAYED.add()
             return recorded
         messages = tuple(self._clean_message(message) for message in request.messages)
         named = self._seat_models.get(f"{seat}/{phase}", self._seat_models.get(seat, self._default))
-        estimate = _estimate(named.llm, messages, request)
+        estimate = _estimate_usage(named.llm, messages, request)
         try:
             self._ledger.reserve(request.call_id, estimate)
         except BudgetExceeded:
@@ -311,7 +313,7 @@ class RecordedModel:
             raise
         with self._pause_gate.hold():
             reply = await self._call_and_record(request, messages, named, estimate)
-            await self._flush()
+            await self._flush_events()
         return reply
 
     @asynccontextmanager
@@ -319,9 +321,9 @@ class RecordedModel:
         """Hold one turn of a seat; it starts when the deliberation is not paused."""
         async with self._pause_gate.hold_turn():
             yield
-            await self._flush()
+            await self._flush_events()
 
-    async def _flush(self) -> None:
+    async def _flush_events(self) -> None:
         """Make events durable before the deliberation is suspended."""
         if self._pause_gate.closed:
             await self._events.flush()
@@ -343,12 +345,12 @@ class RecordedModel:
                 cleaned_request = replace(
                     request, messages=messages, tenant=self._events.deliberation.tenant
                 )
-                reply = record_reply(await self._chat(named.model, cleaned_request, seat))
+                reply = record_reply(await self._call_model(named.model, cleaned_request, seat))
         except BaseException:
             self._ledger.release(request.call_id)
             raise
         self._ledger.settle(request.call_id, reply.usage)
-        self._count(seat, reply.usage)
+        self._count_usage(seat, reply.usage)
         await self._publish_call(request, messages, reply)
         self._replies[request.call_id] = reply
         return reply
@@ -401,7 +403,7 @@ class RecordedModel:
             ),
         )
 
-    async def _chat(self, model: ChatModel, request: ChatRequest, seat: str) -> ChatReply:
+    async def _call_model(self, model: ChatModel, request: ChatRequest, seat: str) -> ChatReply:
         """Make the call, and publish its partial reply if that is enabled.
 
         The client checks `owns_work` before it sends: another process may have taken over while
@@ -430,14 +432,14 @@ class RecordedModel:
             )
             unchanged = content == message.content and calls == message.calls
             cleaned = message if unchanged else replace(message, content=content, calls=calls)
-            self._cached_chars += _size(message)
+            self._cached_chars += _message_size(message)
             if self._cached_chars > _MAX_CACHED_CHARS:
                 self._cleaned_messages.clear()
-                self._cached_chars = _size(message)
+                self._cached_chars = _message_size(message)
             self._cleaned_messages[message] = cleaned
         return cleaned
 
-    def _count(self, seat: str, usage: Usage) -> None:
+    def _count_usage(self, seat: str, usage: Usage) -> None:
         self._used[seat] = self.usage_of(seat) + usage
 
 
@@ -445,19 +447,19 @@ def _digest_prompt(messages: Iterable[Message]) -> str:
     return digest(*(part for message in messages for part in (message.role, message.content)))
 
 
-def _texts(message: Message) -> Iterator[str]:
+def _message_texts(message: Message) -> Iterator[str]:
     yield message.content
     for call in message.calls:
         yield call.arguments
 
 
-def _size(message: Message) -> int:
-    return sum(map(len, _texts(message)))
+def _message_size(message: Message) -> int:
+    return sum(map(len, _message_texts(message)))
 
 
-def _estimate(llm: LlmSettings, messages: tuple[Message, ...], request: ChatRequest) -> Usage:
+def _estimate_usage(llm: LlmSettings, messages: tuple[Message, ...], request: ChatRequest) -> Usage:
     """Return the usage of a request with these messages, rather too high than too low."""
-    prompt = sum(tokens(text) for message in messages for text in _texts(message))
+    prompt = sum(tokens(text) for message in messages for text in _message_texts(message))
     for tool in request.tools:
         prompt += tokens(f"{tool.name}{tool.description}{json.dumps(dict(tool.parameters))}")
     price = (prompt * llm.price_in + request.max_tokens * llm.price_out) / _TOKENS_PER_PRICE

@@ -32,23 +32,23 @@ def rivals_of(council: DeliberationContext, seat_state: SeatState) -> str:
     """
     if council.prepared is None or council.setup_of(seat_state.seat).function is not None:
         return ""
-    own = seat_state.latest.proposal.diff
-    others = {
-        other.latest.proposal.diff: other
-        for other in council.proposers
-        if other.latest.proposal.diff != own
+    own_diff = seat_state.latest.proposal.diff
+    rivals = {
+        rival.latest.proposal.diff: rival
+        for rival in council.proposers
+        if rival.latest.proposal.diff != own_diff
     }
     letters = {
-        other.seat: letter for other, letter in zip(others.values(), ascii_uppercase, strict=False)
+        rival.seat: letter for rival, letter in zip(rivals.values(), ascii_uppercase, strict=False)
     }
     names = {
         **{seat: f"the tests of answer {letter}" for seat, letter in letters.items()},
         seat_state.seat: "your tests",
     }
-    return rivals_text([_describe(other.latest, names) for other in others.values()])
+    return rivals_text([_describe_answer(rival.latest, names) for rival in rivals.values()])
 
 
-def _describe(judged: Candidate, names: dict[str, str], failing: Sequence[str] = ()) -> str:
+def _describe_answer(judged: Candidate, names: dict[str, str], failing: Sequence[str] = ()) -> str:
     """Describe an answer.
 
     names: a description of each seat's tests.
@@ -93,7 +93,7 @@ async def distil_notes(
     max_chars = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
     texts: dict[str, str] = {}
     for item in council.judged:
-        text = _describe(item, {}, failing)
+        text = _describe_answer(item, {}, failing)
         patch = clip(
             readable_diff(item.proposal.diff),
             max(max_chars // max(len(council.judged), 1) - len(text), 0),
@@ -112,7 +112,7 @@ async def distil_notes(
         notes = whole_text(reply).strip() if reply is not None else ""
     except MalformedReplyError:
         notes = ""
-    outline = [_describe(item, {}, failing) for item in council.judged]
+    outline = [_describe_answer(item, {}, failing) for item in council.judged]
     return clip(
         notes or "\n\n".join([*outline, *_describe_failures(council.seat_states)]), _NOTES_CHARS
     )

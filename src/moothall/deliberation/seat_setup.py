@@ -16,7 +16,7 @@ from moothall.deliberation.function_writing import DEFINE, Function, find_functi
 from moothall.deliberation.prompts import prompts, tool_prompt
 from moothall.deliberation.prompts.excerpts import RepoMap, RepoMapRequest
 from moothall.deliberation.prompts.guides import Guides, read_guides
-from moothall.deliberation.prompts.repository_context import Look, Read, show
+from moothall.deliberation.prompts.repository_context import Read, SurveyCode, select_context
 from moothall.deliberation.prompts.text import tokens
 from moothall.deliberation.recorded_model import NamedModel
 from moothall.domain.chat import FunctionCall, FunctionTool, ReplyMode
@@ -376,7 +376,7 @@ async def _add_prompts(
     read_file, survey = _create_readers(prepared, dependencies)
     guides = await read_guides(prepared.files, (), read_file)
     guide_lists = list(guides.list_parts()) if specs else []
-    repository_context = await show(
+    repository_context = await select_context(
         prepared,
         deliberation.description,
         read_file,
@@ -404,7 +404,7 @@ async def _add_prompts(
     )
 
 
-def _create_readers(prepared: Prepared, dependencies: Dependencies) -> tuple[Read, Look]:
+def _create_readers(prepared: Prepared, dependencies: Dependencies) -> tuple[Read, SurveyCode]:
     """Return functions that read a file of the base and survey it."""
 
     async def read_file(path: str) -> str:

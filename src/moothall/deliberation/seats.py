@@ -243,7 +243,7 @@ def _with_notes(council: DeliberationContext, head: tuple[Message, ...]) -> tupl
 async def _publish_started(
     council: DeliberationContext, seat_state: SeatState, approach: str, temperature: float
 ) -> None:
-    seat_state.end(SeatStatus.CANCELLED, "CANCELLED", "stopped before it was done")
+    seat_state.record_end(SeatStatus.CANCELLED, "CANCELLED", "stopped before it was done")
     await council.events.publish(
         EventType.SEAT_STARTED,
         seat_state.seat,
@@ -334,7 +334,9 @@ async def _record_failure(
     council: DeliberationContext, seat_state: SeatState, error: MoothallError
 ) -> None:
     is_late = isinstance(error, DeadlineExceeded)
-    seat_state.end(SeatStatus.LATE if is_late else SeatStatus.FAILED, error.code, error.message)
+    seat_state.record_end(
+        SeatStatus.LATE if is_late else SeatStatus.FAILED, error.code, error.message
+    )
     # A failed revision does not remove the proposal, so each failure has its own event id.
     ordinal = f"{seat_state.seat}/{len(seat_state.drafts)}"
     await council.events.publish(

@@ -50,18 +50,18 @@ class SubAgents:
             or not texts
             or not all(isinstance(item, str) and item.strip() for item in texts)
         ):
-            return _refuse(ToolStatus.INVALID, "give a prompt, or a list of prompts")
+            return _refusal(ToolStatus.INVALID, "give a prompt, or a list of prompts")
         if tools is not None and not (
             isinstance(tools, list) and all(isinstance(item, str) for item in tools)
         ):
-            return _refuse(ToolStatus.INVALID, "tools is a list of names of tools")
+            return _refusal(ToolStatus.INVALID, "tools is a list of names of tools")
         if turn_context.caller.depth >= limits.depth:
-            return _refuse(
+            return _refusal(
                 ToolStatus.BLOCKED, f"agents may be {limits.depth} deep, and this one is"
             )
         if len(texts) > block.budget.agents or block.started + len(texts) > limits.fan_out:
             agents_left = min(block.budget.agents, limits.fan_out - block.started)
-            return _refuse(
+            return _refusal(
                 ToolStatus.BUDGET_EXCEEDED,
                 f"{len(texts)} agents were asked for, and {agents_left} are left to this block",
             )
@@ -69,7 +69,7 @@ class SubAgents:
         first_number, block.started = block.started + 1, block.started + len(texts)
         child_context = replace(
             turn_context,
-            call_context=_narrow(turn_context.call_context, tools),
+            call_context=_narrow_tools(turn_context.call_context, tools),
             budget=block.budget,
         )
         slots = asyncio.Semaphore(_MAX_CONCURRENT)
@@ -124,7 +124,7 @@ def _result_of(agents: Sequence[SubAgent]) -> ToolResult:
                 if isinstance(agent.failed, DeadlineExceeded)
                 else ToolStatus.BUDGET_EXCEEDED
             )
-            return _refuse(status, f"agent {number} of {len(agents)}: {agent.failed.message}")
+            return _refusal(status, f"agent {number} of {len(agents)}: {agent.failed.message}")
     return ToolResult(
         "", AGENTS_RUN, ToolStatus.SUCCESS, {"answers": [agent.answer for agent in agents]}
     )
@@ -163,7 +163,7 @@ class SubAgent:
         )
 
 
-def _narrow(context: CallContext, tools: list[str] | None) -> CallContext:
+def _narrow_tools(context: CallContext, tools: list[str] | None) -> CallContext:
     """Return the context with only these of the seat's tools; all of them for None."""
     if tools is None:
         return context
@@ -175,5 +175,5 @@ def _narrow(context: CallContext, tools: list[str] | None) -> CallContext:
     return replace(context, grant=intersection(context.grant, Grant(tuple(tools))), token=token)
 
 
-def _refuse(status: ToolStatus, reason: str) -> ToolResult:
+def _refusal(status: ToolStatus, reason: str) -> ToolResult:
     return ToolResult("", AGENTS_RUN, status, error=reason)

@@ -249,20 +249,20 @@ class ToolLoop:
             if reply.calls:
                 round_.turns_without_call = 0
                 answers = [
-                    await self._answer(turn_calls, call, number)
+                    await self._answer_call(turn_calls, call, number)
                     for number, call in enumerate(reply.calls, 1)
                 ]
                 for number, call in enumerate(reply.calls):
                     # After the other calls of the reply, whatever its position.
                     if call.name == SUBMIT:
                         answers[number] = _tool_message(
-                            call, await self._submit(round_, call, checks)
+                            call, await self._submit_change(round_, call, checks)
                         )
                 self._count_idle_turns(round_, reply.calls, turn_calls)
             else:
                 answers = [Message("user", self._answer_without_call(round_, reply))]
             self.conversation.add_turn(reply, answers)
-            self._remind(round_, turn)
+            self._add_reminder(round_, turn)
             await self._publish_turn(round_, turn, reply, turn_calls, checks)
             check_bounds(round_.prepared.bounds, turn_calls.result.results, checks)
 
@@ -280,7 +280,9 @@ class ToolLoop:
             with telemetry.span("turn", attributes):
                 yield
 
-    async def _answer(self, turn_calls: _TurnCalls, call: FunctionCall, number: int) -> Message:
+    async def _answer_call(
+        self, turn_calls: _TurnCalls, call: FunctionCall, number: int
+    ) -> Message:
         """Run one call and return its result. The answer to a submit is filled in later."""
         if call.name == SUBMIT:
             return _tool_message(call, "")
@@ -293,10 +295,10 @@ class ToolLoop:
         except UnusableCallError as error:
             return _tool_message(call, f"error: {error}")
         result = await turn_calls.run_action(action)
-        shown = replace(result, error=self._tools.translate_error(result.error, call))
-        return _tool_message(call, result_text(shown, self._max_result_chars) or "done")
+        translated = replace(result, error=self._tools.translate_error(result.error, call))
+        return _tool_message(call, result_text(translated, self._max_result_chars) or "done")
 
-    async def _submit(
+    async def _submit_change(
         self, round_: _RoundState, call: FunctionCall, checks: dict[str, CheckRun]
     ) -> str:
         """Commit the change and run the checks near it. End the round, or return the problems."""
@@ -307,11 +309,11 @@ class ToolLoop:
         round_.summary = summary or round_.summary
         if self._examine is not None:
             return await self._examine_submit(round_, call, self._examine)
-        before = round_.state
+        earlier_state = round_.state
         round_.state, checks_ran = await check_changes(
             round_.workspace,
             round_.prepared,
-            before,
+            earlier_state,
             round_.step(0),
             clean=self.conversation.model.clean,
             max_seconds=OWN_CHECK_SECONDS,
@@ -327,8 +329,12 @@ class ToolLoop:
         if checks_ran:
             checks.update(state.runs)
             # Only files written by tools count: most files left by commands are build products.
-            written = [result for result in round_.results if result.tool.startswith("files.")]
-            round_.submits.left_out = find_ignored_writes(written, before.patch, state.patch)
+            write_results = [
+                result for result in round_.results if result.tool.startswith("files.")
+            ]
+            round_.submits.left_out = find_ignored_writes(
+                write_results, earlier_state.patch, state.patch
+            )
         confirmed = round_.submits.digest == state.change_digest
         round_.submits.digest = state.change_digest
         round_.ended = confirmed or is_clean(state, round_.prepared, round_.submits.left_out)
@@ -383,7 +389,7 @@ class ToolLoop:
         round_.idle_turns = round_.idle_turns + 1 if call_digests <= round_.seen_calls else 0
         round_.seen_calls |= call_digests
 
-    def _remind(self, round_: _RoundState, turn: int) -> None:
+    def _add_reminder(self, round_: _RoundState, turn: int) -> None:
         if round_.ended:
             return
         if round_.idle_turns == _MAX_IDLE_TURNS:
@@ -447,12 +453,12 @@ class ToolLoop:
             )
         except PatchRefused as refused:
             if state.changed and state.patch is not None and state.refusal is None:
-                return Attempt(self._draft(round_, state), turn, "", refused)
+                return Attempt(self._create_draft(round_, state), turn, "", refused)
             raise
         if patch.diff != (state.patch.diff if state.patch is not None else ""):
             state = WorkspaceState(patch)  # changed since the last submit, unchecked
         if state.changed:
-            return Attempt(self._draft(round_, replace(state, patch=patch)), turn, "")
+            return Attempt(self._create_draft(round_, replace(state, patch=patch)), turn, "")
         if self._may_answer and round_.summary:
             return Attempt(Draft(round_.summary), turn, "")
         if round_.turns_without_call > MALFORMED_REPLIES:
@@ -463,7 +469,7 @@ class ToolLoop:
             ) from cause
         raise reason from cause
 
-    def _draft(self, round_: _RoundState, state: WorkspaceState) -> Draft:
+    def _create_draft(self, round_: _RoundState, state: WorkspaceState) -> Draft:
         patch = state.patch
         content = append_left_out(
             round_.summary,

@@ -164,12 +164,12 @@ class Amount:
             self.tokens - other.tokens, self.calls - other.calls, self.cost_usd - other.cost_usd
         )
 
-    def within(self, other: Amount) -> bool:
+    def fits_within(self, limit: Amount) -> bool:
         """Return whether no part exceeds the other's."""
         return (
-            self.tokens <= other.tokens
-            and self.calls <= other.calls
-            and self.cost_usd <= other.cost_usd
+            self.tokens <= limit.tokens
+            and self.calls <= limit.calls
+            and self.cost_usd <= limit.cost_usd
         )
 
 
@@ -199,17 +199,17 @@ class BudgetAccount:
     @property
     def spent(self) -> Amount:
         """The usage reported so far."""
-        return _sum(draw.spent for draw in self.draws.values())
+        return _sum_amounts(draw.spent for draw in self.draws.values())
 
     @property
     def reserved(self) -> Amount:
         """What deliberations have been granted beyond their usage."""
-        return _sum(draw.granted for draw in self.draws.values()) - self.spent
+        return _sum_amounts(draw.granted for draw in self.draws.values()) - self.spent
 
     @property
     def left(self) -> Amount:
         """The free budget, at least zero; zero also for parts without a limit."""
-        free = self.limit - _sum(draw.granted for draw in self.draws.values())
+        free = self.limit - _sum_amounts(draw.granted for draw in self.draws.values())
         return Amount(
             max(free.tokens, 0) if self.limit.tokens else 0,
             max(free.calls, 0) if self.limit.calls else 0,
@@ -246,8 +246,8 @@ class BudgetAccount:
         )
         return [
             f"{name}: {format(spent, form)} spent, {format(reserved, form)} reserved"
-            + (f", {format(left, form)} of {format(limit, form)} left" if limit else "")
-            for name, form, limit, spent, reserved, left in parts
+            + (f", {format(remaining, form)} of {format(limit, form)} left" if limit else "")
+            for name, form, limit, spent, reserved, remaining in parts
             if limit or spent or reserved
         ]
 
@@ -255,7 +255,9 @@ class BudgetAccount:
         """Return the account in which `key` has been granted what it needs, and up to `extra` if
         there is plenty. Raises `BudgetExceeded`.
         """
-        other_grants = _sum(draw.granted for name, draw in self.draws.items() if name != key)
+        other_grants = _sum_amounts(
+            draw.granted for name, draw in self.draws.items() if name != key
+        )
 
         def grant_amount(
             name: str, limit: float, granted_to_others: float, required: float, desired_extra: float
@@ -289,18 +291,20 @@ class BudgetAccount:
         """Return the account in which `key` has spent this amount and reserves nothing more."""
         return replace(self, draws={**self.draws, key: BudgetDraw(spent, spent)})
 
-    def fold_closed(self, keep: int) -> BudgetAccount:
-        """Return the account with all but the last `keep` closed entries summed up in one."""
-        closed = [key for key, draw in self.draws.items() if key and draw.granted == draw.spent]
-        if len(closed) <= keep:
+    def fold_closed(self, max_closed: int) -> BudgetAccount:
+        """Return the account with all but the last `max_closed` closed entries summed up in one."""
+        closed_keys = [
+            key for key, draw in self.draws.items() if key and draw.granted == draw.spent
+        ]
+        if len(closed_keys) <= max_closed:
             return self
-        folded = {*closed[: len(closed) - keep], ""} & self.draws.keys()
-        total = _sum(self.draws[key].spent for key in folded)
-        rest = {key: draw for key, draw in self.draws.items() if key not in folded}
-        return replace(self, draws={"": BudgetDraw(total, total), **rest})
+        folded = {*closed_keys[: len(closed_keys) - max_closed], ""} & self.draws.keys()
+        total = _sum_amounts(self.draws[key].spent for key in folded)
+        kept_draws = {key: draw for key, draw in self.draws.items() if key not in folded}
+        return replace(self, draws={"": BudgetDraw(total, total), **kept_draws})
 
 
-def _sum(amounts: Iterable[Amount]) -> Amount:
+def _sum_amounts(amounts: Iterable[Amount]) -> Amount:
     total = Amount()
     for amount in amounts:
         total += amount

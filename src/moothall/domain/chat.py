@@ -207,19 +207,21 @@ def step_of(call_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as it was sent. The first `kept` messages are those of the call `of`, and the next
-    message shares its first `chars` characters with that call.
+    """A prompt as it was sent.
+
+    The first `shared_messages` messages are those of the call `base_step`. The next message shares
+    its first `shared_chars` characters with that call.
     """
 
     messages: Messages
-    of: str = ""
-    kept: int = 0
-    chars: int = 0
+    base_step: str = ""
+    shared_messages: int = 0
+    shared_chars: int = 0
 
     @property
     def new(self) -> Messages:
         """The messages that no earlier call has as a whole."""
-        return self.messages[self.kept :]
+        return self.messages[self.shared_messages :]
 
 
 class Prompts:
@@ -237,16 +239,20 @@ class Prompts:
 
     def record(self, step: str, messages: Iterable[Message]) -> Data:
         """Add a prompt and return its recorded form."""
-        shown = tuple(
+        recorded_messages = tuple(
             replace(message, reasoning="") if message.reasoning else message for message in messages
         )
-        starts = _starts(shown)
-        prompt = self._compare(shown, starts)
-        self._add(step, shown, starts)
-        new = [_dump(message) for message in prompt.new]
-        if prompt.chars:
-            new[0]["content"] = prompt.new[0].content[prompt.chars :]
-        shared = {"of": prompt.of, "kept": prompt.kept, "chars": prompt.chars}
+        starts = _prefix_digests(recorded_messages)
+        prompt = self._compare_with_earlier(recorded_messages, starts)
+        self._add_prompt(step, recorded_messages, starts)
+        new = [_dump_message(message) for message in prompt.new]
+        if prompt.shared_chars:
+            new[0]["content"] = prompt.new[0].content[prompt.shared_chars :]
+        shared = {
+            "of": prompt.base_step,
+            "kept": prompt.shared_messages,
+            "chars": prompt.shared_chars,
+        }
         return {**{name: value for name, value in shared.items() if value}, "messages": new}
 
     def read(self, step: str, data: object) -> Prompt | None:
@@ -254,65 +260,87 @@ class Prompts:
         missing.
         """
         fields = mapping_of(data)
-        of, kept, chars = text_of(fields.get("of")), fields.get("kept", 0), fields.get("chars", 0)
-        base = self._prompts.get(of, ())
-        new = [_load(item) for item in list_of(fields.get("messages"))]
-        if not (isinstance(kept, int) and isinstance(chars, int) and 0 <= kept <= len(base)):
+        base_step, shared_messages, shared_chars = (
+            text_of(fields.get("of")),
+            fields.get("kept", 0),
+            fields.get("chars", 0),
+        )
+        base = self._prompts.get(base_step, ())
+        new = [_load_message(item) for item in list_of(fields.get("messages"))]
+        if not (
+            isinstance(shared_messages, int)
+            and isinstance(shared_chars, int)
+            and 0 <= shared_messages <= len(base)
+        ):
             return None
         messages = [message for message in new if message is not None]
-        if len(messages) < len(new) or not (messages or kept):
+        if len(messages) < len(new) or not (messages or shared_messages):
             return None
-        if chars:
-            if kept == len(base) or not messages or not 0 < chars <= len(base[kept].content):
+        if shared_chars:
+            if (
+                shared_messages == len(base)
+                or not messages
+                or not 0 < shared_chars <= len(base[shared_messages].content)
+            ):
                 return None
-            begin = base[kept].content[:chars]
+            begin = base[shared_messages].content[:shared_chars]
             messages[0] = replace(messages[0], content=begin + messages[0].content)
-        prompt = Prompt((*base[:kept], *messages), of if kept or chars else "", kept, chars)
-        self._add(step, prompt.messages, _starts(prompt.messages))
+        prompt = Prompt(
+            (*base[:shared_messages], *messages),
+            base_step if shared_messages or shared_chars else "",
+            shared_messages,
+            shared_chars,
+        )
+        self._add_prompt(step, prompt.messages, _prefix_digests(prompt.messages))
         return prompt
 
     def messages_of(self, step: str) -> Messages:
         """Return the messages of a step's prompt, none if it is unknown."""
         return self._prompts.get(step, ())
 
-    def _add(self, step: str, messages: Messages, starts: Sequence[str]) -> None:
+    def _add_prompt(self, step: str, messages: Messages, starts: Sequence[str]) -> None:
         self._prompts[step] = messages
         for start in starts:
             steps = self._steps.setdefault(start, [step])
             steps[1:] = [step] if step != steps[0] else []
 
-    def _compare(self, messages: Messages, starts: Sequence[str]) -> Prompt:
+    def _compare_with_earlier(self, messages: Messages, starts: Sequence[str]) -> Prompt:
         """Return a prompt with what it shares with the most similar earlier one."""
-        kept = next((n for n in range(len(messages), 0, -1) if starts[n] in self._steps), 0)
+        shared_messages = next(
+            (n for n in range(len(messages), 0, -1) if starts[n] in self._steps), 0
+        )
         best = Prompt(messages)
-        for step in self._steps.get(starts[kept], ()):
-            chars = _shared_chars(messages[kept : kept + 1], self._prompts[step][kept : kept + 1])
-            if not best.of or chars > best.chars:
-                best = Prompt(messages, step, kept, chars)
-        return best if best.kept or best.chars else Prompt(messages)
+        for step in self._steps.get(starts[shared_messages], ()):
+            chars = _count_shared_chars(
+                messages[shared_messages : shared_messages + 1],
+                self._prompts[step][shared_messages : shared_messages + 1],
+            )
+            if not best.base_step or chars > best.shared_chars:
+                best = Prompt(messages, step, shared_messages, chars)
+        return best if best.shared_messages or best.shared_chars else Prompt(messages)
 
 
-def ask_alike(one: Sequence[Message], other: Sequence[Message]) -> bool:
+def is_same_conversation(first: Sequence[Message], second: Sequence[Message]) -> bool:
     """Return whether two conversations differ at most in what tools returned and in numbers.
 
     So do those of two runs of one agent that was given the same replies: times, process ids and
     durations differ.
     """
-    return len(one) == len(other) and all(map(_are_alike, one, other))
+    return len(first) == len(second) and all(map(_are_alike, first, second))
 
 
-def _are_alike(one: Message, other: Message) -> bool:
-    if one.role != other.role or _functions(one) != _functions(other):
+def _are_alike(first: Message, second: Message) -> bool:
+    if first.role != second.role or _called_functions(first) != _called_functions(second):
         return False
-    is_output = one.role == "tool" or one.content == other.content
-    return is_output or _NUMBER.sub("0", one.content) == _NUMBER.sub("0", other.content)
+    is_output = first.role == "tool" or first.content == second.content
+    return is_output or _NUMBER.sub("0", first.content) == _NUMBER.sub("0", second.content)
 
 
-def _functions(message: Message) -> list[tuple[str, str]]:
+def _called_functions(message: Message) -> list[tuple[str, str]]:
     return [(call.name, call.arguments) for call in message.calls]
 
 
-def _starts(messages: Messages) -> list[str]:
+def _prefix_digests(messages: Messages) -> list[str]:
     """Return the digests of the first 0, 1, 2 … messages."""
     starts = [""]
     for message in messages:
@@ -322,29 +350,29 @@ def _starts(messages: Messages) -> list[str]:
     return starts
 
 
-def _shared_chars(one: Messages, other: Messages) -> int:
-    """Return the number of characters with which two messages begin alike, 0 if they are few."""
-    if not one or not other or one[0].role != other[0].role:
+def _count_shared_chars(first: Messages, second: Messages) -> int:
+    """Return the length of the common prefix of two messages, 0 if it is short."""
+    if not first or not second or first[0].role != second[0].role:
         return 0
-    first, second = one[0].content, other[0].content
-    low, high = 0, min(len(first), len(second))
-    while low < high:  # the longest shared beginning, by halves
+    text, other_text = first[0].content, second[0].content
+    low, high = 0, min(len(text), len(other_text))
+    while low < high:  # binary search for the longest common prefix
         middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
+        if text[low:middle] == other_text[low:middle]:
             low = middle
         else:
             high = middle - 1
     return low if low >= _MIN_SHARED_CHARS else 0
 
 
-def _dump(message: Message) -> dict[str, object]:
+def _dump_message(message: Message) -> dict[str, object]:
     calls = [{"name": call.name, "arguments": call.arguments} for call in message.calls]
     optional = {"calls": calls, "call_id": message.call_id}
     filled = {name: value for name, value in optional.items() if value}
     return {"role": message.role, "content": message.content, **filled}
 
 
-def _load(data: object) -> Message | None:
+def _load_message(data: object) -> Message | None:
     fields = mapping_of(data)
     calls = tuple(
         FunctionCall("", text_of(call.get("name")), text_of(call.get("arguments")))

@@ -15,21 +15,22 @@ _MAX_ERRORS = 5
 
 
 @cache
-def _adapter(kind: Hashable) -> TypeAdapter[Any]:
+def _type_adapter(kind: Hashable) -> TypeAdapter[Any]:
     return TypeAdapter(cast("Any", kind))
 
 
 def dump(value: object) -> dict[str, Any]:
     """Return a dataclass as JSON-shaped data."""
     return cast(
-        "dict[str, Any]", _adapter(cast("Hashable", type(value))).dump_python(value, mode="json")
+        "dict[str, Any]",
+        _type_adapter(cast("Hashable", type(value))).dump_python(value, mode="json"),
     )
 
 
 def load(kind: type[T], data: object) -> T:
     """Return data as a `kind`. Raises `InvalidRequest`, which names the invalid fields."""
     try:
-        return cast("T", _adapter(cast("Hashable", kind)).validate_python(data))
+        return cast("T", _type_adapter(cast("Hashable", kind)).validate_python(data))
     except ValidationError as error:
         raise InvalidRequest(f"not a {kind.__name__}: {wrong(error, kind.__name__)}") from error
 
@@ -37,7 +38,7 @@ def load(kind: type[T], data: object) -> T:
 def prepare_loading(*kinds: type) -> None:
     """Build what `load` needs for these kinds. It takes some ten milliseconds for each."""
     for kind in kinds:
-        _adapter(cast("Hashable", kind))
+        _type_adapter(cast("Hashable", kind))
 
 
 def wrong(error: ValidationError, whole: str = "it") -> str:

@@ -117,12 +117,14 @@ class Recorded:
             else self.seq
         )
 
-    def comes_after(self, seen: int) -> bool:
-        """Return whether the event is new to a reader that has seen everything up to `seen`, a seq
-        or a position.
+    def comes_after(self, last_position: int) -> bool:
+        """Return whether the event is new to a reader that has seen everything up to
+        `last_position`, a seq or a position.
         """
         return (
-            self.position > seen if seen >= _FIRST_POSITION else (self.message or self.seq) > seen
+            self.position > last_position
+            if last_position >= _FIRST_POSITION
+            else (self.message or self.seq) > last_position
         )
 
 

@@ -22,8 +22,8 @@ LOCAL_TENANT = "local"
 ROLES = ("dev", "qa", "architect", "devops", "data", "po")
 
 
-_MOST_SIZES = 512
-_SIZES = tuple(size.to_bytes(8, "big") for size in range(_MOST_SIZES))
+_MAX_SIZES = 512
+_SIZES = tuple(size.to_bytes(8, "big") for size in range(_MAX_SIZES))
 
 
 def seed_of(*parts: object) -> int:
@@ -31,11 +31,11 @@ def seed_of(*parts: object) -> int:
     return int(digest(*map(str, parts))[:7], 16)
 
 
-def check_id(value: str, what: str) -> str:
-    """Return `value` if it is an id. Raises `InvalidRequest`, which calls the value `what`."""
+def check_id(value: str, label: str) -> str:
+    """Return `value` if it is an id. Raises `InvalidRequest`, which calls the value `label`."""
     if not is_id(value):
         raise InvalidRequest(
-            f"{what} {value[:80]!r} is not an id: lower-case letters, digits and '-', 1 to 63 "
+            f"{label} {value[:80]!r} is not an id: lower-case letters, digits and '-', 1 to 63 "
             "characters, beginning with a letter or digit"
         )
     return value
@@ -46,9 +46,9 @@ def is_id(value: str) -> bool:
     return _ID.fullmatch(value) is not None
 
 
-def check_task_id(value: str, what: str = "task_id") -> TaskId:
+def check_task_id(value: str, label: str = "task_id") -> TaskId:
     """Return `value` as a task id. Raises what `check_id` raises."""
-    return TaskId(check_id(value, what))
+    return TaskId(check_id(value, label))
 
 
 @overload
@@ -77,21 +77,21 @@ def own_id(key: str, tenant: str) -> str:
     return key if tenant == LOCAL_TENANT else key.removeprefix(f"{tenant}_")
 
 
-def check_key(value: str, what: str) -> str:
+def check_key(value: str, label: str) -> str:
     """Return `value` if it is the key of an id. Raises `InvalidRequest`, which calls the value
-    `what`.
+    `label`.
     """
     if not _KEY.fullmatch(value):
         raise InvalidRequest(
-            f"{what} {value[:160]!r} is neither an id nor TENANT_ID: lower-case letters, digits "
+            f"{label} {value[:160]!r} is neither an id nor TENANT_ID: lower-case letters, digits "
             "and '-' each"
         )
     return value
 
 
-def check_task_key(value: str, what: str = "task_id") -> TaskKey:
+def check_task_key(value: str, label: str = "task_id") -> TaskKey:
     """Return `value` as the key of a task. Raises what `check_key` raises."""
-    return TaskKey(check_key(value, what))
+    return TaskKey(check_key(value, label))
 
 
 def read_role(value: str) -> str:
@@ -112,12 +112,15 @@ def new_task_id() -> TaskId:
     return TaskId(f"task-{secrets.token_hex(6)}")
 
 
-def seat_named(named: str, seats: Iterable[str]) -> str | None:
+def find_seat(seat_name: str, seats: Iterable[str]) -> str | None:
     """Return the seat with a name, given in full, by its end or by its number; None if there is
     none.
     """
-    ends = (f"-{named}", f"-{int(named):03d}" if named.isdecimal() else f"-{named}")
-    return next((seat for seat in seats if seat == named or seat.endswith(ends)), None)
+    suffixes = (
+        f"-{seat_name}",
+        f"-{int(seat_name):03d}" if seat_name.isdecimal() else f"-{seat_name}",
+    )
+    return next((seat for seat in seats if seat == seat_name or seat.endswith(suffixes)), None)
 
 
 def digest(*parts: str | bytes) -> str:
@@ -128,7 +131,7 @@ def digest(*parts: str | bytes) -> str:
     for part in parts:
         encoded = part.encode() if isinstance(part, str) else part
         size = len(encoded)
-        pieces += (_SIZES[size] if size < _MOST_SIZES else size.to_bytes(8, "big"), encoded)
+        pieces += (_SIZES[size] if size < _MAX_SIZES else size.to_bytes(8, "big"), encoded)
     return hashlib.sha256(b"".join(pieces)).hexdigest()
 
 

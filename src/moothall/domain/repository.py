@@ -185,7 +185,7 @@ class Patch:
     def rule_for(self, path: str) -> str:
         """Return the ignore rule that excludes a path, '' if none does."""
         names = path.split("/")
-        folders = ("".join(f"{name}/" for name in names[:end]) for end in range(1, len(names)))
+        folders = ("".join(f"{name}/" for name in names[:depth]) for depth in range(1, len(names)))
         return self.ignored.get(path) or next(
             (self.ignored[folder] for folder in folders if folder in self.ignored), ""
         )

@@ -18,7 +18,7 @@ FLEET = Channel.HOSTS.of("fleet")
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class RunningDeliberation:
     """A deliberation that a host works on, by its key; `since` in seconds since 1970."""
 
     task_id: TaskKey
@@ -35,7 +35,7 @@ class HostState:
     node: str
     pid: int
     since: float
-    holds: tuple[Held, ...] = ()
+    holds: tuple[RunningDeliberation, ...] = ()
 
 
 # The health of the server and the state of its tasks, for people and monitors.

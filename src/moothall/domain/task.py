@@ -64,10 +64,10 @@ class Pauses:
         """Return the union of two sets of pauses; of two times for one number, the earlier
         counts.
         """
-        joined = {**self.moments}
+        earliest = {**self.moments}
         for number, time in other.moments.items():
-            joined[number] = min(time, joined.get(number, time))
-        return type(self)(joined)
+            earliest[number] = min(time, earliest.get(number, time))
+        return type(self)(earliest)
 
     @property
     def turns(self) -> list[datetime]:

@@ -23,13 +23,13 @@ def as_sentence(text: str) -> str:
     return text if text.rstrip().endswith((".", "!", "?", ":")) else f"{text.rstrip()}."
 
 
-def one_line(text: str, most: int = 300) -> str:
-    """Return a text in one line of at most `most` characters, without control, direction and
+def one_line(text: str, max_chars: int = 300) -> str:
+    """Return a text in one line of at most `max_chars` characters, without control, direction and
     zero-width characters, so that no escape sequence reaches a terminal.
     """
     return " ".join(
-        "".join(char if char.isprintable() else " " for char in text[: 4 * most]).split()
-    )[:most]
+        "".join(char if char.isprintable() else " " for char in text[: 4 * max_chars]).split()
+    )[:max_chars]
 
 
 def contains_words(text: str, query: str) -> bool:
@@ -109,19 +109,21 @@ _URL_MARK = HOLE
 
 
 @cache
-def _longest_first(known: tuple[str, ...]) -> tuple[str, ...]:
-    usable = {value for value in known if len(value) >= MIN_KNOWN_CHARS and value not in REDACTED}
+def _longest_first(known_secrets: tuple[str, ...]) -> tuple[str, ...]:
+    usable = {
+        value for value in known_secrets if len(value) >= MIN_KNOWN_CHARS and value not in REDACTED
+    }
     return tuple(sorted(usable, key=len, reverse=True))
 
 
-def scrub(text: str, known: Sequence[str] = ()) -> str:
+def scrub(text: str, known_secrets: Sequence[str] = ()) -> str:
     """Return `text` with every secret replaced by `[redacted]`. The function is idempotent.
 
-    `known` are the operator's own secrets, which are replaced everywhere.
+    `known_secrets` are the operator's own secrets, which are replaced everywhere.
     """
-    if not may_hold_secrets(text, known):
+    if not may_hold_secrets(text, known_secrets):
         return text
-    for value in _longest_first(tuple(known)):
+    for value in _longest_first(tuple(known_secrets)):
         text = text.replace(value, REDACTED)
     for mark, pattern in _PATTERNS:
         if mark in text:
@@ -137,7 +139,7 @@ _KEY = "sk-"
 
 
 @cache
-def _signs(known: tuple[str, ...]) -> AhoCorasick:
+def _secret_matcher(known_secrets: tuple[str, ...]) -> AhoCorasick:
     """Return a matcher of literals, at least one of which is in every text with a secret. Own
     secrets are matched as they are and as JSON.
     """
@@ -150,18 +152,20 @@ def _signs(known: tuple[str, ...]) -> AhoCorasick:
     ]
     known_forms = [
         form
-        for value in _longest_first(known)
+        for value in _longest_first(known_secrets)
         for form in (value, json.dumps(value, ensure_ascii=False)[1:-1])
     ]
     return AhoCorasick(list(dict.fromkeys((*shapes, *known_forms))))
 
 
-def may_hold_secrets(text: str, known: Sequence[str]) -> bool:
+def may_hold_secrets(text: str, known_secrets: Sequence[str]) -> bool:
     """Return whether a text, or JSON, may contain a secret for `scrub_all`. This quick check may
     have false positives only.
     """
     try:
-        matches = _signs(tuple(known)).find_matches_as_indexes(text, overlapping=True)
+        matches = _secret_matcher(tuple(known_secrets)).find_matches_as_indexes(
+            text, overlapping=True
+        )
     except UnicodeEncodeError:  # half a surrogate pair
         return True
     # "task-1" contains the beginning of an OpenAI key and is in every event; no key follows a
@@ -197,14 +201,17 @@ def holds_secret(text: str, clean: Callable[[str], str]) -> bool:
     return clean(remaining) != remaining
 
 
-def scrub_all(value: Any, known: Sequence[str] = ()) -> Any:
+def scrub_all(value: Any, known_secrets: Sequence[str] = ()) -> Any:
     """Return JSON-shaped data with all texts scrubbed, including the names of fields."""
     if isinstance(value, str):
-        return scrub(value, known)
+        return scrub(value, known_secrets)
     if isinstance(value, Mapping):
-        return {scrub(str(key), known): scrub_all(item, known) for key, item in value.items()}
+        return {
+            scrub(str(key), known_secrets): scrub_all(item, known_secrets)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [scrub_all(item, known) for item in value]
+        return [scrub_all(item, known_secrets) for item in value]
     return value
 
 

@@ -24,7 +24,7 @@ FAILS_AFTER = "its tests do not pass on the commit"
 UNSTEADY = "its tests differ from run to run"
 NO_CASES = "no test runner reported its tests"
 
-_SOURCE = frozenset(
+_SOURCE_SUFFIXES = frozenset(
     [
         "py",
         "pyx",
@@ -69,7 +69,7 @@ _SOURCE = frozenset(
         "sql",
     ]
 )
-_BESIDE = frozenset(
+_NON_SOURCE_FOLDERS = frozenset(
     {
         "doc",
         "docs",
@@ -82,8 +82,8 @@ _BESIDE = frozenset(
         "node_modules",
     }
 )
-_MOST_SOURCES, _MOST_FILES = 20, 60
-_FEWEST_WORDS, _MOST_CHARS = 4, 4000
+_MAX_SOURCES, _MAX_FILES = 20, 60
+_MIN_WORDS, _MAX_CHARS = 4, 4000
 _TRAILER = re.compile(
     r"(?i)^\s*(?:[a-z][a-z-]*-by|closes?|fix(?:es)?|resolves?|refs?|see(?:-also)?|issue|bug|pr|pull-request|change-id|git-svn-id|"
     r"cc|link|reviewed-on|differential revision|deliberation|backport of|cherry.picked.from)\s*:.*$"
@@ -106,7 +106,9 @@ _ABOUT_TESTS = re.compile(
     r"|fix(?:es|ed)?|new|more|a|write|wrote|includ(?:e|es|ed)|cover(?:s|ed)?|with)\b[^.\n]*"
     r"\b(?:tests?|specs?|test[ -]cases?|coverage|fixtures?|regressions?)\b[^.\n]*\.?$"
 )
-_MOST_MESSAGE = 10_000  # characters of a message that are read: the patterns take quadratic time
+_MAX_MESSAGE_CHARS = (
+    10_000  # characters of a message that are read: the patterns take quadratic time
+)
 UNSEEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
@@ -135,9 +137,9 @@ def is_source(path: str) -> bool:
     """
     *folders, name = path.split("/")
     return (
-        name.rpartition(".")[2].lower() in _SOURCE
+        name.rpartition(".")[2].lower() in _SOURCE_SUFFIXES
         and not is_test(path)
-        and _BESIDE.isdisjoint(folders)
+        and _NON_SOURCE_FOLDERS.isdisjoint(folders)
     )
 
 
@@ -153,7 +155,7 @@ def reject_commit(commit: Commit, diff: str = "") -> str:
         return NO_SOURCE
     if not hidden_paths(commit.paths, diff):
         return NO_TESTS
-    if len(sources) > _MOST_SOURCES or len(commit.paths) > _MOST_FILES:
+    if len(sources) > _MAX_SOURCES or len(commit.paths) > _MAX_FILES:
         return LARGE
     return "" if task_text(commit.message) else SHORT_MESSAGE
 
@@ -179,11 +181,11 @@ def task_text(message: str) -> str:
 
     Return '' if fewer than four words are left.
     """
-    message = UNSEEN.sub("", message[:_MOST_MESSAGE].replace("\r\n", "\n")).strip()
+    message = UNSEEN.sub("", message[:_MAX_MESSAGE_CHARS].replace("\r\n", "\n")).strip()
     lines = [_clean_line(line) for line in message.split("\n")]
     text = re.sub(r"\n{3,}", "\n\n", "\n".join(line for line in lines if line is not None)).strip()
     words = re.findall(r"[^\W\d_]{2,}", text)
-    return text[:_MOST_CHARS].rstrip() if len(words) >= _FEWEST_WORDS else ""
+    return text[:_MAX_CHARS].rstrip() if len(words) >= _MIN_WORDS else ""
 
 
 def _clean_line(line: str) -> str | None:
@@ -191,7 +193,7 @@ def _clean_line(line: str) -> str | None:
     if _TRAILER.match(line):
         return None
     text = _NUMBER.sub("", _URL.sub("", _CLOSES.sub("", line)))
-    text = _TEST_PATH.sub(lambda found: "" if _names_test_file(found[0]) else found[0], text)
+    text = _TEST_PATH.sub(lambda match: "" if _names_test_file(match[0]) else match[0], text)
     text = _TEST_NAME.sub("", text)
     text = re.sub(r"\(\s*\)|\[\s*\]|``", "", text)
     text = re.sub(r"(?<=\S)[ \t]{2,}", " ", text).rstrip()
@@ -213,7 +215,7 @@ class HiddenCases:
 
     fixed: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
-    why: str = ""
+    reason: str = ""
 
 
 def compare_runs(
@@ -227,19 +229,25 @@ def compare_runs(
     """
     passing = [case for case, outcome in after.cases.items() if outcome == "passed"]
     if not passing:
-        return HiddenCases(why=FAILS_AFTER if after.cases else NO_CASES)
-    known = untouched.cases if untouched is not None else {}
+        return HiddenCases(reason=FAILS_AFTER if after.cases else NO_CASES)
+    untouched_outcomes = untouched.cases if untouched is not None else {}
     # A case that passed without the hidden tests and fails with them was changed by the commit.
-    kept = [case for case in passing if before.cases.get(case, known.get(case)) == "passed"]
-    rest = [case for case in passing if case not in {*kept} and before.cases.get(case) != "skipped"]
+    kept = [
+        case for case in passing if before.cases.get(case, untouched_outcomes.get(case)) == "passed"
+    ]
+    candidates = [
+        case for case in passing if case not in {*kept} and before.cases.get(case) != "skipped"
+    ]
     fixed = (
-        [case for case in rest if _fails(before, case, text)] if before.status == "success" else []
+        [case for case in candidates if _fails_before(before, case, text)]
+        if before.status == "success"
+        else []
     )
-    why = "" if fixed else UNNAMED if rest else PASSES_BEFORE
-    return HiddenCases(tuple(fixed), tuple(kept) if fixed else (), why)
+    reason = "" if fixed else UNNAMED if candidates else PASSES_BEFORE
+    return HiddenCases(tuple(fixed), tuple(kept) if fixed else (), reason)
 
 
-def _fails(before: CheckRun, case: str, text: str) -> bool:
+def _fails_before(before: CheckRun, case: str, text: str) -> bool:
     if before.cases.get(case) == "failed":
         return True
     errors = "\n".join(
@@ -257,26 +265,26 @@ def _fails(before: CheckRun, case: str, text: str) -> bool:
 
 
 def steady_cases(
-    found: HiddenCases, before: Sequence[CheckRun], after: Sequence[CheckRun]
+    hidden: HiddenCases, before: Sequence[CheckRun], after: Sequence[CheckRun]
 ) -> HiddenCases:
     """Return the cases with the same result in further runs."""
     fixed = tuple(
         case
-        for case in found.fixed
+        for case in hidden.fixed
         if all(run.cases.get(case) not in {"passed", "skipped"} for run in before)
         and all(run.cases.get(case) == "passed" for run in after)
     )
     kept = tuple(
-        case for case in found.kept if all(run.cases.get(case) == "passed" for run in after)
+        case for case in hidden.kept if all(run.cases.get(case) == "passed" for run in after)
     )
-    return HiddenCases(fixed, kept, "" if fixed else found.why or UNSTEADY)
+    return HiddenCases(fixed, kept, "" if fixed else hidden.reason or UNSTEADY)
 
 
 def count_reasons(rows: Sequence[Mapping[str, object]]) -> Iterator[tuple[str, int]]:
     """Yield why commits were dropped and how many, the most frequent reason first."""
     counts: dict[str, int] = {}
     for row in rows:
-        if why := str(row.get("why") or ""):
-            key = why.partition(": ")[0]
+        if reason := str(row.get("why") or ""):
+            key = reason.partition(": ")[0]
             counts[key] = counts.get(key, 0) + 1
     return iter(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

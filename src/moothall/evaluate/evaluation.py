@@ -93,7 +93,7 @@ async def open_rewriter(
 class Origin:
     """A repository and its registry record; empty for tasks that are not mined."""
 
-    where: str = ""
+    location: str = ""
     commands: Commands | None = None
     credential: str = ""
 
@@ -149,7 +149,7 @@ async def find_folder(
     """Return the folder of an evaluation."""
     if folder is not None:
         return await asyncio.to_thread(folder.resolve)
-    name = origin.where if harbor is None else str(await asyncio.to_thread(harbor.resolve))
+    name = origin.location if harbor is None else str(await asyncio.to_thread(harbor.resolve))
     return settings.data_dir / "evaluations" / repository_name(name)
 
 
@@ -172,13 +172,15 @@ class Evaluation:
             results = Lines(self.folder / RESULTS)
             if not self.plan.mine_only:
                 check_configurations(configurations, results)
-            return await self._run(configurations, results)
+            return await self._run_configurations(configurations, results)
 
-    async def _run(self, configurations: Sequence[Configuration], results: Lines) -> list[Task]:
+    async def _run_configurations(
+        self, configurations: Sequence[Configuration], results: Lines
+    ) -> list[Task]:
         settings, plan = own_settings(self.settings, self.folder), self.plan
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not plan.mine_only:
-            await _check(configurations, self.report_progress)
+            await _check_settings(configurations, self.report_progress)
         git = GitRunner(settings.data_dir / "repos", settings.workspace.check_seconds)
         tasks: list[Task] = []
         if plan.from_harbor is not None:
@@ -187,7 +189,7 @@ class Evaluation:
                 await asyncio.to_thread(write_task, self.folder, task)
         async with open_judge(settings) as (repositories, judge):
             if plan.from_harbor is None:
-                tasks = await self._mine(settings, repositories, judge)
+                tasks = await self._mine_tasks(settings, repositories, judge)
             runner = Runner(self.folder, repositories, judge, results, self.report_progress)
             for task in tasks if plan.to_harbor else ():
                 harbor = Harbor(plan.to_harbor or self.folder, git)
@@ -196,15 +198,15 @@ class Evaluation:
                 await runner.run(configuration, tasks, plan.at_once)
         return tasks
 
-    async def _mine(
+    async def _mine_tasks(
         self, settings: Settings, repositories: RepositoryService, judge: Judge
     ) -> list[Task]:
         """Register the repository, and mine its commits for tasks."""
         plan, origin = self.plan, self.plan.origin
         await repositories.register(
-            origin.where, commands=origin.commands, credential=origin.credential
+            origin.location, commands=origin.commands, credential=origin.credential
         )
-        ref = await register(settings, origin.where, plan.ref, plan.profile)
+        ref = await register(settings, origin.location, plan.ref, plan.profile)
         async with AsyncExitStack() as stack:
             rewriter = open_rewriter(self.settings, self.report_progress)
             rewrite = await stack.enter_async_context(rewriter) if plan.paraphrase else None
@@ -216,7 +218,7 @@ class Evaluation:
                 self.report_progress,
                 rewrite,
             )
-            return await miner.mine(ref, plan.tasks, plan.commits)
+            return await miner.mine_tasks(ref, plan.tasks, plan.commits)
 
     def dropped(self) -> tuple[int, Sequence[tuple[str, int]]]:
         """Return the number of examined commits, and the reasons for dropping them with counts."""
@@ -251,7 +253,9 @@ def _lock_folder(folder: Path) -> Iterator[None]:
         yield
 
 
-async def _check(configurations: Sequence[Configuration], report_progress: ReportProgress) -> None:
+async def _check_settings(
+    configurations: Sequence[Configuration], report_progress: ReportProgress
+) -> None:
     """Refuse configurations that cannot start a deliberation, before anything is mined."""
     protocols = [name for name, kind in PROTOCOLS.items() if not (kind.answers or kind.judges)]
     for configuration in configurations:

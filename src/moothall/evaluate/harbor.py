@@ -42,12 +42,14 @@ def trajectories(events: Sequence[Event], text: str) -> dict[str, dict[str, Any]
         if event.type is EventType.SEAT_TURN and (seat := text_of(event.data.get("seat")))
     }
     return {
-        seat: _document([event for event in events if event.data.get("seat") == seat], seat, text)
+        seat: _trajectory_document(
+            [event for event in events if event.data.get("seat") == seat], seat, text
+        )
         for seat in seats
     }
 
 
-def _document(events: Sequence[Event], seat: str, text: str) -> dict[str, Any]:
+def _trajectory_document(events: Sequence[Event], seat: str, text: str) -> dict[str, Any]:
     steps: list[dict[str, Any]] = [{"step_id": 1, "source": "user", "message": text}]
     total, turn, model, answer = Usage(), Usage(), "", ""
     for event in events:
@@ -60,7 +62,9 @@ def _document(events: Sequence[Event], seat: str, text: str) -> dict[str, Any]:
             message = (
                 text_of(event.data.get("thought")) or answer
             )  # a reply that could not be used has no thought
-            steps.append(_step(event, len(steps) + 1, model, turn) | {"message": message})
+            steps.append(
+                _trajectory_step(event, len(steps) + 1, model, turn) | {"message": message}
+            )
             turn, answer = Usage(), ""
     return {
         "schema_version": _SCHEMA,
@@ -82,7 +86,7 @@ def _document(events: Sequence[Event], seat: str, text: str) -> dict[str, Any]:
     }
 
 
-def _step(event: Event, number: int, model: str, usage: Usage) -> dict[str, Any]:
+def _trajectory_step(event: Event, number: int, model: str, usage: Usage) -> dict[str, Any]:
     calls = [mapping_of(call) for call in list_of(event.data.get("calls"))]
     step: dict[str, Any] = {
         "step_id": number,
@@ -105,7 +109,7 @@ def _step(event: Event, number: int, model: str, usage: Usage) -> dict[str, Any]
         ]
         step["observation"] = {
             "results": [
-                {"source_call_id": name, "content": _content(call)}
+                {"source_call_id": name, "content": _result_content(call)}
                 for name, call in zip(names, calls, strict=True)
             ]
         }
@@ -121,7 +125,7 @@ def _step(event: Event, number: int, model: str, usage: Usage) -> dict[str, Any]
     return step
 
 
-def _content(call: Mapping[str, Any]) -> str:
+def _result_content(call: Mapping[str, Any]) -> str:
     """Return the result of a tool call as text."""
     if error := call.get("error"):
         return error if isinstance(error, str) else json.dumps(error)
@@ -138,7 +142,7 @@ def _content(call: Mapping[str, Any]) -> str:
 
 BUNDLE, TESTS, FIX = "environment/repository.bundle", "tests/tests.patch", "solution/fix.patch"
 _HARBOR_SCHEMA = "1.3"
-_MOST_BYTES = 20_000_000
+_MAX_BYTES = 20_000_000
 _SECONDS = {"agent": 3600.0, "verifier": 1800.0, "build": 1800.0}
 _GO, _RUST, _PYTHON, _NODE = (
     "golang:1-bookworm",
@@ -147,7 +151,7 @@ _GO, _RUST, _PYTHON, _NODE = (
     "node:22-bookworm",
 )
 _IMAGES = {"go": _GO, "cargo": _RUST, "python": _PYTHON, "python3": _PYTHON, "pytest": _PYTHON}
-_KEYS = ("parent", "commit", "cases", "kept", "paths", "commands")
+_METADATA_KEYS = ("parent", "commit", "cases", "kept", "paths", "commands")
 _SHA = re.compile(r"[0-9a-f]{40}")
 
 
@@ -165,11 +169,11 @@ class Harbor:
         """
         place = self.folder / task.id
         files = {
-            "task.toml": _config(task),
+            "task.toml": _config_text(task),
             "instruction.md": f"{task.text}\n",
-            "environment/Dockerfile": _dockerfile(task, commands),
+            "environment/Dockerfile": _dockerfile_text(task, commands),
             TESTS: task.tests,
-            "tests/test.sh": _script(task, commands),
+            "tests/test.sh": _test_script(task, commands),
             FIX: task.fix,
             "solution/solve.sh": (
                 "#!/bin/bash\nset -e\ncd /app\ngit apply --whitespace=nowarn /solution/fix.patch\n"
@@ -194,7 +198,7 @@ class Harbor:
         places = [path.parent for path in sorted(self.folder.glob("*/task.toml"))] or [self.folder]
         tasks: dict[str, Task] = {}
         for place in places:
-            task = await self._read(place, clones)
+            task = await self._read_task(place, clones)
             if task.id in tasks:
                 raise InvalidRequest(
                     f"{place}: another task of the folder has the name {task.id}, too. Rename one "
@@ -203,13 +207,13 @@ class Harbor:
             tasks[task.id] = task
         return [*tasks.values()]
 
-    async def _read(self, place: Path, clones: Path) -> Task:
+    async def _read_task(self, place: Path, clones: Path) -> Task:
         try:
-            document = tomllib.loads(_text(place, "task.toml"))
+            document = tomllib.loads(_read_task_file(place, "task.toml"))
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise InvalidRequest(f"{place / 'task.toml'} is not TOML: {error}") from error
-        own = mapping_of(mapping_of(document.get("metadata")).get("moothall"))
-        if not own:
+        metadata = mapping_of(mapping_of(document.get("metadata")).get("moothall"))
+        if not metadata:
             raise InvalidRequest(
                 f"{place} cannot be run: task.toml has no [metadata.moothall], and evaluate does "
                 "not run its container image. Name repository, parent and cases in that table "
@@ -218,39 +222,39 @@ class Harbor:
         name = (
             text_of(mapping_of(document.get("task")).get("name")).rpartition("/")[2] or place.name
         )
-        repository = text_of(own.get("repository"))
-        if not _SHA.fullmatch(text_of(own.get("parent"))):
+        repository = text_of(metadata.get("repository"))
+        if not _SHA.fullmatch(text_of(metadata.get("parent"))):
             raise InvalidRequest(
                 f"{place / 'task.toml'}: metadata.moothall.parent is not a full commit id"
             )
         task = codec.load(
             Task,
             {
-                "commit": own.get("parent"),
+                "commit": metadata.get("parent"),
                 "cases": {},
-                **{key: own[key] for key in _KEYS if key in own},
+                **{key: metadata[key] for key in _METADATA_KEYS if key in metadata},
                 "id": check_id(name, f"the name of {place}"),
                 "repository": repository,
-                "text": _text(place, "instruction.md").strip(),
-                "tests": _text(place, TESTS),
-                "fix": _text(place, FIX, needed=False),
+                "text": _read_task_file(place, "instruction.md").strip(),
+                "tests": _read_task_file(place, TESTS),
+                "fix": _read_task_file(place, FIX, needed=False),
             },
         )
         if not any(task.cases.values()):
             raise InvalidRequest(
                 f"{place / 'task.toml'}: metadata.moothall.cases names no test case"
             )
-        if _inside(place, BUNDLE).is_file():
+        if _resolve_inside(place, BUNDLE).is_file():
             return codec.load(
                 Task,
                 codec.dump(task)
-                | {"repository": str(await self._unpack(place, clones / f"{task.id}.git"))},
+                | {"repository": str(await self._unpack_bundle(place, clones / f"{task.id}.git"))},
             )
         if not repository:
             raise InvalidRequest(f"{place} has neither {BUNDLE} nor metadata.moothall.repository")
         return task
 
-    async def _unpack(self, place: Path, target: Path) -> Path:
+    async def _unpack_bundle(self, place: Path, target: Path) -> Path:
         """Unpack a task's bundle into a bare repository."""
         if not (target / "HEAD").exists():
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -277,7 +281,7 @@ class Harbor:
         return target
 
 
-def _inside(place: Path, name: str) -> Path:
+def _resolve_inside(place: Path, name: str) -> Path:
     """Return a file of a task. Raises `InvalidRequest` if links lead out of the task's folder."""
     path = place / name
     if not path.resolve().is_relative_to(place.resolve()):
@@ -285,20 +289,22 @@ def _inside(place: Path, name: str) -> Path:
     return path
 
 
-def _text(place: Path, name: str, *, needed: bool = True) -> str:
-    text = read_text(_inside(place, name), _MOST_BYTES)
+def _read_task_file(place: Path, name: str, *, needed: bool = True) -> str:
+    text = read_text(_resolve_inside(place, name), _MAX_BYTES)
     if text is None and needed:
         raise InvalidRequest(f"{place / name} cannot be read; evaluate needs it to run the task")
     return text or ""
 
 
-def _config(task: Task) -> str:
+def _config_text(task: Task) -> str:
     """Return task.toml."""
-    own = {key: value for key, value in codec.dump(task).items() if key in _KEYS and value}
+    metadata = {
+        key: value for key, value in codec.dump(task).items() if key in _METADATA_KEYS and value
+    }
     document: dict[str, Any] = {
         "schema_version": _HARBOR_SCHEMA,
         "task": {"name": f"moothall/{task.id}", "description": task.text.partition("\n")[0][:200]},
-        "metadata": {"category": "bug-fix", "moothall": own},
+        "metadata": {"category": "bug-fix", "moothall": metadata},
         "agent": {"timeout_sec": _SECONDS["agent"]},
         "verifier": {"timeout_sec": _SECONDS["verifier"]},
         "environment": {
@@ -309,40 +315,40 @@ def _config(task: Task) -> str:
             "storage_mb": 10240,
         },
     }
-    return "\n".join(_toml(document)) + "\n"
+    return "\n".join(_toml_lines(document)) + "\n"
 
 
-def _toml(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]:
+def _toml_lines(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]:
     """Yield the lines of a TOML table: its values, then the tables in it."""
     if path:
         yield ""
-        yield f"[{'.'.join(_key(part) for part in path)}]"
+        yield f"[{'.'.join(_toml_key(part) for part in path)}]"
     for name, value in table.items():
         if not isinstance(value, Mapping):
-            yield f"{_key(name)} = {_value(value)}"
+            yield f"{_toml_key(name)} = {_toml_value(value)}"
     for name, value in table.items():
         if isinstance(value, Mapping):
-            yield from _toml(value, (*path, name))
+            yield from _toml_lines(value, (*path, name))
 
 
-def _value(value: object) -> str:
+def _toml_value(value: object) -> str:
     if isinstance(value, str):
-        return _string(value)
+        return _toml_string(value)
     if isinstance(value, Sequence):
-        return f"[{', '.join(_value(item) for item in value)}]"
+        return f"[{', '.join(_toml_value(item) for item in value)}]"
     return json.dumps(value)
 
 
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _string(name)
+def _toml_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml_string(name)
 
 
-def _string(text: str) -> str:
+def _toml_string(text: str) -> str:
     """Return a basic string of TOML. JSON escapes the same characters except DEL."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _dockerfile(task: Task, commands: Commands) -> str:
+def _dockerfile_text(task: Task, commands: Commands) -> str:
     """Return a Dockerfile that unpacks the repository at the parent and sets it up."""
     setup = [shlex.join(argv) for argv in commands.setup or ()]
     programs = [
@@ -374,7 +380,7 @@ def _dockerfile(task: Task, commands: Commands) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _script(task: Task, commands: Commands) -> str:
+def _test_script(task: Task, commands: Commands) -> str:
     """Return the script that runs the hidden tests on the answer and writes the reward: 1 if all
     pass.
     """
@@ -388,20 +394,20 @@ def _script(task: Task, commands: Commands) -> str:
         *(
             f"git checkout --quiet {task.parent} -- {shlex.quote(path)} 2>/dev/null || rm -rf -- "
             f"{shlex.quote(path)}"
-            for path in _files(task)
+            for path in _hidden_files(task)
         ),
         "git apply --whitespace=nowarn /tests/tests.patch || exit 0",
-        *(f"{line} || exit 0" for line in _commands(task, commands)),
+        *(f"{line} || exit 0" for line in _case_commands(task, commands)),
         "echo 1 > /logs/verifier/reward.txt",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _files(task: Task) -> list[str]:
+def _hidden_files(task: Task) -> list[str]:
     return [part.path for part in file_diffs(task.tests)]
 
 
-def _commands(task: Task, commands: Commands) -> Iterator[str]:
+def _case_commands(task: Task, commands: Commands) -> Iterator[str]:
     """Yield commands that run the hidden cases: only those for pytest and go, else the whole
     check.
     """

@@ -29,29 +29,29 @@ from moothall.repositories.service import RepositoryService
 # Walk the history of a repository, and make repositories that end with a commit.
 
 
-_TAGS = 200
+_MAX_TAGS = 200
 
 
-async def walk(clone: TrustedClone, sha: str, most: int) -> AsyncIterator[Commit]:
-    """Yield the newest commits of a history, at most `most`, without merges and with the changed
-    paths.
+async def list_commits(clone: TrustedClone, sha: str, max_commits: int) -> AsyncIterator[Commit]:
+    """Yield the newest commits of a history, at most `max_commits`, without merges and with the
+    changed paths.
     """
-    listed = await clone.call(
+    log_output = await clone.call(
         "log",
         "-z",
         "--no-merges",
-        f"--max-count={most}",
+        f"--max-count={max_commits}",
         "--format=%H%x01%P%x01%B",
         "--no-show-signature",
         sha,
     )
-    if listed.status:
-        raise RepositoryError(f"the history cannot be read: {listed.reason}")
-    for entry in listed.out.decode(errors="replace").split("\0"):
+    if log_output.status:
+        raise RepositoryError(f"the history cannot be read: {log_output.reason}")
+    for entry in log_output.out.decode(errors="replace").split("\0"):
         commit, parents, message = (*entry.split("\x01", 2), "", "")[:3]
         if not commit:
             continue
-        found = await clone.call(
+        changed = await clone.call(
             "diff-tree",
             "-r",
             "-z",
@@ -61,7 +61,7 @@ async def walk(clone: TrustedClone, sha: str, most: int) -> AsyncIterator[Commit
             "--no-renames",
             commit,
         )
-        paths = tuple(path for path in os.fsdecode(found.out).split("\0") if path)
+        paths = tuple(path for path in os.fsdecode(changed.out).split("\0") if path)
         yield Commit(commit, tuple(parents.split()), message, paths)
 
 
@@ -83,15 +83,15 @@ async def seal(git: GitRunner, clone: TrustedClone, sha: str, folder: Path) -> N
         cwd=making.parent,
     )
     # Build tools read versions from tags.
-    listed = await clone.call(
+    tag_output = await clone.call(
         "for-each-ref",
-        f"--count={_TAGS}",
+        f"--count={_MAX_TAGS}",
         "--sort=-creatordate",
         "--format=%(refname)",
         f"--merged={sha}",
         "refs/tags",
     )
-    tags = listed.out.decode(errors="surrogateescape").splitlines()
+    tags = tag_output.out.decode(errors="surrogateescape").splitlines()
     fetched = await git.call(
         "fetch",
         "--quiet",
@@ -120,43 +120,45 @@ Rewrite = Callable[[str], Awaitable[str]]
 COMMITS = "commits.jsonl"
 UNUSABLE = "its parent cannot be set up or checked"
 REFUSED = "its change cannot be applied as a patch"
-_SUBJECT = 60
+_MAX_SUBJECT_CHARS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Miner:
-    """Walks the history of one repository. Commits in `looked` are not looked at again."""
+    """Mines the history of one repository. Commits in `examined` are skipped."""
 
     repositories: RepositoryService
     judge: Judge
     folder: Path
-    looked: Lines
+    examined: Lines
     report_progress: ReportProgress
     rewrite: Rewrite | None = None
 
-    async def mine(self, ref: RepositoryRef, tasks: int, commits: int) -> list[Task]:
-        """Look at up to `commits` commits until the folder has `tasks` tasks of this repository.
+    async def mine_tasks(self, ref: RepositoryRef, tasks: int, commits: int) -> list[Task]:
+        """Examine up to `commits` commits until the folder has `tasks` tasks of this repository.
 
         Return those, the oldest first.
         """
         entry = self.repositories.registry.get(ref.id, LOCAL.tenant)
         base = await self.repositories.resolve(ref)
-        clone, commands = self.repositories.clone(base.repository), _commands(entry)
-        known = {str(row["commit"]) for row in self.looked.of(repository=entry.origin)}
+        clone, commands = self.repositories.clone(base.repository), _commands_of(entry)
+        examined_shas = {str(row["commit"]) for row in self.examined.of(repository=entry.origin)}
         stored = await asyncio.to_thread(read_tasks, self.folder)
-        found = [
-            task for task in stored if task.repository == entry.origin and task.commit in known
+        repository_tasks = [
+            task
+            for task in stored
+            if task.repository == entry.origin and task.commit in examined_shas
         ]
-        async for commit in walk(clone, base.sha, commits):
-            if len(found) >= tasks:
+        async for commit in list_commits(clone, base.sha, commits):
+            if len(repository_tasks) >= tasks:
                 break
-            if commit.sha in known:
+            if commit.sha in examined_shas:
                 continue
-            row, task = await self._look(commit, clone, ref, entry.origin, commands)
+            row, task = await self._examine_commit(commit, clone, ref, entry.origin, commands)
             if task is not None:
                 await asyncio.to_thread(write_task, self.folder, task)
-                found.append(task)
-            self.looked.add(
+                repository_tasks.append(task)
+            self.examined.add(
                 {
                     "repository": entry.origin,
                     "commit": commit.sha,
@@ -166,12 +168,15 @@ class Miner:
             )
             words = (
                 row["why"]
-                or f"task {len(found)}: {count_cases(task.cases) if task else 0} hidden tests"
+                or f"task {len(repository_tasks)}: "
+                f"{count_cases(task.cases) if task else 0} hidden tests"
             )
-            self.report_progress(f"{commit.sha[:10]} {commit.subject[:_SUBJECT]}: {words}")
-        return found[:tasks]
+            self.report_progress(
+                f"{commit.sha[:10]} {commit.subject[:_MAX_SUBJECT_CHARS]}: {words}"
+            )
+        return repository_tasks[:tasks]
 
-    async def _look(
+    async def _examine_commit(
         self,
         commit: Commit,
         clone: TrustedClone,
@@ -179,18 +184,19 @@ class Miner:
         origin: str,
         commands: Commands,
     ) -> tuple[Mapping[str, str], Task | None]:
-        why = commit_rules.reject_commit(commit)
+        reason = commit_rules.reject_commit(commit)
         diff = ""
-        if why == commit_rules.NO_TESTS and any(path.endswith(".rs") for path in commit.paths):
+        if reason == commit_rules.NO_TESTS and any(path.endswith(".rs") for path in commit.paths):
             diff = await clone.diff(commit.parents[0], commit.sha)
-            why = commit_rules.reject_commit(commit, diff)
-        if why:
-            return {"why": why}, None
+            reason = commit_rules.reject_commit(commit, diff)
+        if reason:
+            return {"why": reason}, None
         self.report_progress(
-            f"{commit.sha[:10]} {commit.subject[:_SUBJECT]}: running its tests before and after"
+            f"{commit.sha[:10]} {commit.subject[:_MAX_SUBJECT_CHARS]}: "
+            "running its tests before and after"
         )
         try:
-            task = await self._task(commit, clone, ref, origin, commands)
+            task = await self._create_task(commit, clone, ref, origin, commands)
         except PatchRefused as error:
             return {"why": f"{REFUSED}: {explain(error)}"}, None
         except RepositoryError as error:
@@ -199,7 +205,7 @@ class Miner:
             ({"why": task}, None) if isinstance(task, str) else ({"why": "", "task": task.id}, task)
         )
 
-    async def _task(
+    async def _create_task(
         self,
         commit: Commit,
         clone: TrustedClone,
@@ -209,12 +215,12 @@ class Miner:
     ) -> Task | str:
         """Return the task of a commit, or why it has none."""
         parent = commit.parents[0]
-        whole = await clone.diff(parent, commit.sha)
-        hidden = commit_rules.hidden_paths(commit.paths, whole)
+        whole_diff = await clone.diff(parent, commit.sha)
+        hidden_paths = commit_rules.hidden_paths(commit.paths, whole_diff)
         changes = await clone.changes(parent, commit.sha)
         tests = (
             await clone.commit_changes(
-                parent, [item for item in changes if item.path in hidden], "hidden tests"
+                parent, [item for item in changes if item.path in hidden_paths], "hidden tests"
             )
         ).diff
         fix = (
@@ -224,13 +230,13 @@ class Miner:
         ).diff
         if not tests or not fix:
             return commit_rules.NO_TESTS if fix else commit_rules.NO_SOURCE
-        prepared = await self._prepare(clone, ref, parent)
+        prepared = await self._prepare_base(clone, ref, parent)
         if useless := "; ".join(f"{row.check}: {row.fault}" for row in diagnose(prepared).faults):
             return f"{UNUSABLE}: {useless[:200]}"
         text = commit_rules.task_text(commit.message)
-        found = await self.judge.examine(prepared, tests, whole, text)
-        if found.why:
-            return found.why
+        hidden_cases = await self.judge.examine(prepared, tests, whole_diff, text)
+        if hidden_cases.reason:
+            return hidden_cases.reason
         if self.rewrite is not None:
             text = await self.rewrite(text) or text
         return Task(
@@ -239,15 +245,15 @@ class Miner:
             parent=parent,
             commit=commit.sha,
             text=text,
-            cases=found.cases,
-            kept=found.kept,
-            paths=found.paths,
+            cases=hidden_cases.cases,
+            kept=hidden_cases.kept,
+            paths=hidden_cases.paths,
             tests=tests,
             fix=fix,
             commands=commands.model_dump(mode="json", exclude_defaults=True),
         )
 
-    async def _prepare(self, clone: TrustedClone, ref: RepositoryRef, sha: str) -> Prepared:
+    async def _prepare_base(self, clone: TrustedClone, ref: RepositoryRef, sha: str) -> Prepared:
         await pin(clone, sha)
         base = await self.repositories.resolve(RepositoryRef(id=ref.id, ref=sha))
         return await self.repositories.prepare(base)
@@ -261,7 +267,7 @@ async def pin(clone: TrustedClone, sha: str) -> None:
         await clone.fetch(f"file://{clone.path.resolve()}", sha)
 
 
-def _commands(entry: Registered) -> Commands:
+def _commands_of(entry: Registered) -> Commands:
     """Return the configured set-up and checks: those of the registry, then of the work tree's own
     file.
     """

@@ -13,10 +13,10 @@ from moothall.domain.evidence import EvidenceLevel
 from moothall.evaluate.commit_rules import UNSEEN
 from moothall.evaluate.report import LEVELS, mean_words, share_words
 
-_LEFT, _WIDE = 10, 480
+_MARGIN, _WIDTH = 10, 480
 _LABEL_WIDTH, _LABEL_HEIGHT = 120, 14
-_NAMED = 3
-_MOST_CHARS = 3000
+_MAX_NAMES = 3
+_MAX_TASK_CHARS = 3000
 _STYLE = """
 :root{color-scheme:light dark;--page:#f7f7f5;--card:#fff;--ink:#1c1d1f;--soft:#5d6066;--line:#dddcd7;--grid:#e9e8e4;--bar:#2f6fb2;
 --right:#1f7a46;--right-bg:#e2f2e8;--wrong:#a8322a;--wrong-bg:#f9e5e2;--none-bg:#eeede9}
@@ -54,39 +54,39 @@ def render(report: Mapping[str, Any]) -> str:
     """Return the page of a report."""
     configurations: Sequence[Mapping[str, Any]] = report["configurations"]
     names = [text(item["config"]) for item in configurations]
-    where = ", ".join(dict.fromkeys(text(task["repository"]) for task in report["tasks"]))
+    repositories = ", ".join(dict.fromkeys(text(task["repository"]) for task in report["tasks"]))
     parts = [
         f"<h1>Evaluation of {_list_of(names)}</h1>",
         (
             f'<p class="soft">{len(report["tasks"])} bug fixes from the history of '
-            f"{where or 'no repository'}. A task is solved if all "
+            f"{repositories or 'no repository'}. A task is solved if all "
             "tests that came with the fix pass on the winner. Shares and means have intervals of "
             "95&nbsp;%.</p>"
         ),
-        _tiles(report),
+        _tiles_html(report),
         '<div class="pair">',
-        _section(
+        _section_html(
             "Solved",
             "Winners on which all hidden tests pass. Lines are intervals.",
-            _bars(configurations),
+            _bar_chart(configurations),
         ),
-        _section(
+        _section_html(
             "Tokens and solved tasks",
             "Up and to the left is better. Lines are intervals.",
-            _scatter(configurations),
+            _scatter_chart(configurations),
         ),
         "</div>",
-        _section(
+        _section_html(
             "Precision of each level of evidence",
             "Share of the winners of a level whose hidden tests pass. A reproduced winner that is "
             "wrong is the figure to watch.",
-            _precision(configurations),
+            _precision_chart(configurations),
         ),
-        _section("Figures", "", _figures(configurations)),
-        _section(
+        _section_html("Figures", "", _figures_table(configurations)),
+        _section_html(
             "Tasks",
             "Open one for its text, the candidates and the hidden tests that fail.",
-            "".join(_tasks(report)),
+            "".join(_task_entries(report)),
         ),
         (
             f'<p class="soft small">Moothall {text(report["moothall"])}. Commit messages may name '
@@ -107,32 +107,32 @@ def render(report: Mapping[str, Any]) -> str:
 
 
 def _list_of(names: Sequence[str]) -> str:
-    if len(names) > _NAMED:
+    if len(names) > _MAX_NAMES:
         return f"{len(names)} configurations"
     return ", ".join(names) or "nothing yet"
 
 
-def text(value: object, most: int = 200) -> str:
-    """Return hostile text as text of HTML: escaped, without invisible characters, at most `most`
-    long.
+def text(value: object, max_chars: int = 200) -> str:
+    """Return hostile text as text of HTML: escaped, without invisible characters, at most
+    `max_chars` long.
     """
     clean = UNSEEN.sub("\N{REPLACEMENT CHARACTER}", str(value))
-    return escape(clean if len(clean) <= most else f"{clean[: most - 1]}…", quote=True)
+    return escape(clean if len(clean) <= max_chars else f"{clean[: max_chars - 1]}…", quote=True)
 
 
-def _section(title: str, caption: str, body: str) -> str:
+def _section_html(title: str, caption: str, body: str) -> str:
     paragraph = f'<p class="soft small">{caption}</p>' if caption else ""
     return f"<section><h2>{title}</h2>{paragraph}{body}</section>"
 
 
-def _tiles(report: Mapping[str, Any]) -> str:
+def _tiles_html(report: Mapping[str, Any]) -> str:
     configurations = report["configurations"]
     best = max(
         configurations,
         key=lambda item: (item["solved"]["share"], -item["tokens"]["value"]),
         default=None,
     )
-    wrong = sum(item["wrong"][EvidenceLevel.REPRODUCED.value] for item in configurations)
+    wrong_count = sum(item["wrong"][EvidenceLevel.REPRODUCED.value] for item in configurations)
     levels = [level for level in EvidenceLevel if level.independent]
     independent = sum(
         item["precision"][level.value]["total"] for item in configurations for level in levels
@@ -144,7 +144,7 @@ def _tiles(report: Mapping[str, Any]) -> str:
             f"{100 * best['solved']['share']:.0f} %" if best else "-",
             f"solved by {text(best['config'], 30)}" if best else "solved",
         ),
-        (f"{wrong}", "reproduced and wrong"),
+        (f"{wrong_count}", "reproduced and wrong"),
         (f"{independent}", f"winners {' or '.join(level.words for level in levels)}"),
         (f"{sum(row['tokens'] for row in rows):,}", "tokens in all"),
     ]
@@ -180,61 +180,64 @@ def _svg(width: int, height: int, label: str, body: str) -> str:
     return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}">{body}</svg>'
 
 
-def _bars(configurations: Sequence[Mapping[str, Any]]) -> str:
+def _bar_chart(configurations: Sequence[Mapping[str, Any]]) -> str:
     """One bar for each configuration, its name and figures above it."""
-    rows, step, width = [], 52, _WIDE
-    plot = width - 2 * _LEFT
+    rows, step, width = [], 52, _WIDTH
+    plot = width - 2 * _MARGIN
     for number, item in enumerate(configurations):
         share, y = item["solved"], number * step
         rows.append(
-            f'<text x="{_LEFT}" y="{y + 15}">{text(item["config"], 40)}</text><text class="soft" '
-            f'x="{_LEFT + plot}" y="{y + 15}" text-anchor="end">{share["count"]} of '
-            f'{share["total"]}</text><rect class="bar" x="{_LEFT}" y="{y + 22}" '
+            f'<text x="{_MARGIN}" y="{y + 15}">{text(item["config"], 40)}</text><text class="soft" '
+            f'x="{_MARGIN + plot}" y="{y + 15}" text-anchor="end">{share["count"]} of '
+            f'{share["total"]}</text><rect class="bar" x="{_MARGIN}" y="{y + 22}" '
             f'width="{max(plot * share["share"], 1):.1f}" height="14" '
             f'rx="3"><title>{share_words(share)}</title></rect>'
-            + _whisker(share["low"], share["high"], y + 29, _LEFT, plot)
+            + _whisker(share["low"], share["high"], y + 29, _MARGIN, plot)
         )
     height = max(len(configurations) * step, step)
     return _svg(
         width,
         height + 26,
         "Share of solved tasks by configuration",
-        _axis(height, _LEFT, plot) + "".join(rows),
+        _axis(height, _MARGIN, plot) + "".join(rows),
     )
 
 
-def _scatter(configurations: Sequence[Mapping[str, Any]]) -> str:
+def _scatter_chart(configurations: Sequence[Mapping[str, Any]]) -> str:
     """Mean tokens of a task against the share that is solved."""
-    width, height, left, top = _WIDE, 280, 52, 12
-    plot, tall = width - left - 16, height - top - 44
-    most = max((item["tokens"]["high"] for item in configurations), default=0) * 1.1 or 1.0
+    width, height, left, top = _WIDTH, 280, 52, 12
+    plot_width, plot_height = width - left - 16, height - top - 44
+    max_tokens = max((item["tokens"]["high"] for item in configurations), default=0) * 1.1 or 1.0
     body = []
     for percent in (0, 25, 50, 75, 100):
-        y = top + tall * (1 - percent / 100)
+        y = top + plot_height * (1 - percent / 100)
         body.append(
-            f'<line class="grid" x1="{left}" x2="{left + plot}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            f'<line class="grid" x1="{left}" x2="{left + plot_width}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )
         body.append(
             f'<text class="soft" x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{percent} '
             "%</text>"
         )
     for part in (0.0, 0.5, 1.0):
-        x = left + plot * part
+        x = left + plot_width * part
         anchor = {0.0: "start", 1.0: "end"}.get(part, "middle")
         body.append(
-            f'<text class="soft" x="{x:.1f}" y="{top + tall + 18}" '
-            f'text-anchor="{anchor}">{_short(most * part)}</text>'
+            f'<text class="soft" x="{x:.1f}" y="{top + plot_height + 18}" '
+            f'text-anchor="{anchor}">{_short_number(max_tokens * part)}</text>'
         )
     body.append(
-        f'<text class="soft" x="{left + plot / 2:.1f}" y="{height - 4}" '
+        f'<text class="soft" x="{left + plot_width / 2:.1f}" y="{height - 4}" '
         'text-anchor="middle">tokens a task</text>'
     )
     labels: list[tuple[float, float]] = []
     for item in configurations:
         tokens, share = item["tokens"], item["solved"]
-        x, y = left + plot * tokens["value"] / most, top + tall * (1 - share["share"])
-        low, high = top + tall * (1 - share["high"]), top + tall * (1 - share["low"])
-        end = x > left + plot * 0.6
+        x, y = (
+            left + plot_width * tokens["value"] / max_tokens,
+            top + plot_height * (1 - share["share"]),
+        )
+        low, high = top + plot_height * (1 - share["high"]), top + plot_height * (1 - share["low"])
+        is_right = x > left + plot_width * 0.6
         label_y = y - 9
         while any(
             abs(x - other_x) < _LABEL_WIDTH and abs(label_y - other_y) < _LABEL_HEIGHT
@@ -244,55 +247,55 @@ def _scatter(configurations: Sequence[Mapping[str, Any]]) -> str:
         labels.append((x, label_y))
         body.append(
             f'<path class="whisker" fill="none" opacity=".55" d="M{x:.1f} {low:.1f}V{high:.1f}'
-            f"M{left + plot * tokens['low'] / most:.1f} "
-            f'{y:.1f}H{left + plot * tokens["high"] / most:.1f}"/>'
+            f"M{left + plot_width * tokens['low'] / max_tokens:.1f} "
+            f'{y:.1f}H{left + plot_width * tokens["high"] / max_tokens:.1f}"/>'
             f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="6"><title>{share_words(share)}, '
             f"{mean_words(tokens)} tokens</title></circle>"
-            f'<text x="{x - 10 if end else x + 10:.1f}" y="{label_y:.1f}" '
-            f'text-anchor="{"end" if end else "start"}">'
+            f'<text x="{x - 10 if is_right else x + 10:.1f}" y="{label_y:.1f}" '
+            f'text-anchor="{"end" if is_right else "start"}">'
             f"{text(item['config'], 24)}</text>"
         )
     return _svg(width, height, "Tokens a task against the share of solved tasks", "".join(body))
 
 
-def _short(value: float) -> str:
+def _short_number(value: float) -> str:
     if value >= 1_000_000:  # noqa: PLR2004 - a million
         return f"{value / 1_000_000:.1f} M"
     return f"{value / 1000:.0f} k" if value >= 1000 else f"{value:.0f}"  # noqa: PLR2004 - a thousand
 
 
-def _precision(configurations: Sequence[Mapping[str, Any]]) -> str:
+def _precision_chart(configurations: Sequence[Mapping[str, Any]]) -> str:
     """A dot with its interval for each level of each configuration that has winners of that
     level.
     """
     rows: list[str] = []
-    width, y = _WIDE, 0
+    width, y = _WIDTH, 0
     left = 120
     plot = width - left - 80
     for item in configurations:
-        some = [
+        level_shares = [
             (level, item["precision"][level])
             for level in LEVELS
             if item["precision"][level]["total"]
         ]
         rows.append(
-            f'<text x="{_LEFT}" y="{y + 16}" font-weight="600">{text(item["config"], 50)}</text>'
+            f'<text x="{_MARGIN}" y="{y + 16}" font-weight="600">{text(item["config"], 50)}</text>'
         )
         y += 24
-        for level, share in some:
+        for level, share in level_shares:
             middle = y + 12
             rows.append(
-                f'<text class="soft" x="{_LEFT + 12}" '
+                f'<text class="soft" x="{_MARGIN + 12}" '
                 f'y="{middle + 4}">{level.replace("_", "-")}</text>'
                 + _whisker(share["low"], share["high"], middle, left, plot)
                 + f'<circle class="dot" cx="{left + plot * share["share"]:.1f}" cy="{middle}" '
                 f'r="6"><title>{share_words(share)}</title></circle>'
-                f'<text x="{width - _LEFT}" y="{middle + 4}" text-anchor="end">{share["count"]} '
+                f'<text x="{width - _MARGIN}" y="{middle + 4}" text-anchor="end">{share["count"]} '
                 f"of {share['total']}</text>"
             )
             y += 26
-        if not some:
-            rows.append(f'<text class="soft" x="{_LEFT + 12}" y="{y + 14}">no winner</text>')
+        if not level_shares:
+            rows.append(f'<text class="soft" x="{_MARGIN + 12}" y="{y + 14}">no winner</text>')
             y += 26
         y += 8
     return _svg(
@@ -300,7 +303,7 @@ def _precision(configurations: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _figures(configurations: Sequence[Mapping[str, Any]]) -> str:
+def _figures_table(configurations: Sequence[Mapping[str, Any]]) -> str:
     heads = (
         "configuration",
         "solved",
@@ -316,13 +319,16 @@ def _figures(configurations: Sequence[Mapping[str, Any]]) -> str:
     rows = [
         (
             text(item["config"]),
-            *(_parted(share_words(item[name])) for name in ("solved", "possible", "selected")),
+            *(
+                _split_interval(share_words(item[name]))
+                for name in ("solved", "possible", "selected")
+            ),
             str(item["none"]),
             str(item["undecided"]),
-            _parted(mean_words(item["tokens"])),
+            _split_interval(mean_words(item["tokens"])),
             f"{item['tokens_per_solved']:,.0f}" if item["tokens_per_solved"] else "-",
-            _parted(mean_words(item["cost_usd"], 4)),
-            _parted(mean_words(item["seconds"])),
+            _split_interval(mean_words(item["cost_usd"], 4)),
+            _split_interval(mean_words(item["seconds"])),
         )
         for item in configurations
     ]
@@ -334,32 +340,32 @@ def _figures(configurations: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _parted(words: str) -> str:
+def _split_interval(words: str) -> str:
     """Return figures with their interval on a line of its own."""
     value, _, interval = words.removesuffix(")").partition(" (")
     return f'{value}<span class="soft">{interval}</span>' if interval else value
 
 
-def _tasks(report: Mapping[str, Any]) -> Iterator[str]:
+def _task_entries(report: Mapping[str, Any]) -> Iterator[str]:
     rows = {(row["task"], row["config"]): row for row in report["results"]}
     for task in report["tasks"]:
-        found = [
+        results = [
             (item["config"], rows.get((task["id"], item["config"])))
             for item in report["configurations"]
         ]
-        marks = "".join(_mark(name, row) for name, row in found)
-        details = "".join(_details(name, row) for name, row in found if row)
+        marks = "".join(_result_mark(name, row) for name, row in results)
+        details = "".join(_result_details(name, row) for name, row in results if row)
         title = text(str(task["text"]).partition("\n")[0], 110)
         yield (
             f'<details><summary>{title}<span class="marks">{marks}</span></summary>'
             f'<p class="soft small">{text(task["id"])}; commit {text(task["commit"], 12)}; '
             f"{task['hidden']} hidden tests have to pass, "
             f"{task['kept']} more have to pass "
-            f"still</p><pre>{text(task['text'], _MOST_CHARS)}</pre>{details}</details>"
+            f"still</p><pre>{text(task['text'], _MAX_TASK_CHARS)}</pre>{details}</details>"
         )
 
 
-def _mark(name: object, row: Mapping[str, Any] | None) -> str:
+def _result_mark(name: object, row: Mapping[str, Any] | None) -> str:
     if row is None:
         kind, words = "none", "not run"
     elif row["solved"]:
@@ -371,7 +377,7 @@ def _mark(name: object, row: Mapping[str, Any] | None) -> str:
     return f'<span class="mark {kind} small">{text(name, 30)}: {words}</span>'
 
 
-def _details(name: object, row: Mapping[str, Any]) -> str:
+def _result_details(name: object, row: Mapping[str, Any]) -> str:
     level = text(str(row["level"]).replace("_", "-"))
     answer = f"{level} winner" if row["winner"] else f"no winner ({text(row['state'])})"
     lines = [
@@ -381,10 +387,10 @@ def _details(name: object, row: Mapping[str, Any]) -> str:
         )
     ]
     items = [
-        f"<li>{text(one['seat'])}, {text(str(one['level']).replace('_', '-'))}: "
-        + ("all hidden tests pass" if one["solved"] else _why(one))
+        f"<li>{text(candidate['seat'])}, {text(str(candidate['level']).replace('_', '-'))}: "
+        + ("all hidden tests pass" if candidate["solved"] else _explain_failure(candidate))
         + "</li>"
-        for one in row["candidates"]
+        for candidate in row["candidates"]
     ]
     if items:
         lines.append(f'<ul class="small">{"".join(items)}</ul>')
@@ -393,10 +399,10 @@ def _details(name: object, row: Mapping[str, Any]) -> str:
     return "".join(lines)
 
 
-def _why(one: Mapping[str, Any]) -> str:
-    if one["why"]:
-        return text(one["why"])
-    shown = ", ".join(text(case, 120) for case in one["failing"][:4])
-    return f"fails {shown}" + (
-        f" and {len(one['failing']) - 4} more" if len(one["failing"]) > 4 else ""  # noqa: PLR2004 - those shown
+def _explain_failure(candidate: Mapping[str, Any]) -> str:
+    if candidate["why"]:
+        return text(candidate["why"])
+    failing = ", ".join(text(case, 120) for case in candidate["failing"][:4])
+    return f"fails {failing}" + (
+        f" and {len(candidate['failing']) - 4} more" if len(candidate["failing"]) > 4 else ""  # noqa: PLR2004 - those shown
     )

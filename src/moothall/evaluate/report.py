@@ -21,7 +21,7 @@ from moothall.evaluate.tasks import Task, count_cases
 from moothall.orchestrator.seat_choice import Attempt, PastTask, TaskKind
 
 _Z = 1.959963984540054  # of 95 %
-_DRAWS = 2000
+_BOOTSTRAP_SAMPLES = 2000
 LEVELS = tuple(level.value for level in EvidenceLevel)
 Rows = list[tuple[str, ...]]
 
@@ -101,8 +101,8 @@ def mean_of(values: Sequence[float], seed: int = 1) -> Mean:
     if len(values) == 1:
         return Mean(middle, middle, middle)
     draw = random.Random(seed)  # noqa: S311 - the same each time
-    means = sorted(fmean(draw.choices(values, k=len(values))) for _ in range(_DRAWS))
-    low, high = means[int(0.025 * _DRAWS)], means[int(0.975 * _DRAWS) - 1]
+    means = sorted(fmean(draw.choices(values, k=len(values))) for _ in range(_BOOTSTRAP_SAMPLES))
+    low, high = means[int(0.025 * _BOOTSTRAP_SAMPLES)], means[int(0.975 * _BOOTSTRAP_SAMPLES) - 1]
     return Mean(middle, min(low, middle), max(high, middle))
 
 
@@ -114,9 +114,9 @@ def summarize(config: str, rows: Sequence[Mapping[str, Any]]) -> Summary:
     ]
     winners = [row for row in rows if row.get("winner")]
     precision = {
-        level.value: share_of(sum(bool(row["solved"]) for row in some), len(some))
+        level.value: share_of(sum(bool(row["solved"]) for row in level_rows), len(level_rows))
         for level in EvidenceLevel
-        for some in [[row for row in winners if row.get("level") == level.value]]
+        for level_rows in [[row for row in winners if row.get("level") == level.value]]
     }
     tokens, cost = [float(row["tokens"]) for row in rows], [float(row["cost_usd"]) for row in rows]
     return Summary(
@@ -141,7 +141,7 @@ def summaries(rows: Sequence[Mapping[str, Any]]) -> list[Summary]:
     named: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         named.setdefault(str(row["config"]), []).append(row)
-    return [summarize(name, some) for name, some in named.items()]
+    return [summarize(name, config_rows) for name, config_rows in named.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,26 +206,28 @@ class Result:
         return tuple(
             Attempt(
                 seat.model,
-                any(one.solved for one in answers),
-                any(one.solved and not one.revision for one in answers),
+                any(answer.solved for answer in answers),
+                any(answer.solved and not answer.revision for answer in answers),
                 seat.usage,
             )
             for seat in self.seats
-            for answers in [[one for one in self.candidates if one.seat == seat.seat]]
+            for answers in [[answer for answer in self.candidates if answer.seat == seat.seat]]
         )
 
 
-def past_tasks(rows: Sequence[Mapping[str, Any]], without: str) -> list[PastTask]:
+def past_tasks(rows: Sequence[Mapping[str, Any]], excluded_task: str) -> list[PastTask]:
     """Return the results of all tasks but one, each with the attempts of all configurations.
 
     Raises `InvalidRequest` for a row that is no result.
     """
     by_task: dict[str, PastTask] = {}
     for row in rows:
-        if row.get("task") != without and not row.get("broken"):
+        if row.get("task") != excluded_task and not row.get("broken"):
             result = load(Result, row)
-            earlier = by_task.get(result.task, PastTask(result.kind, ()))
-            by_task[result.task] = PastTask(result.kind, (*earlier.attempts, *result.attempts()))
+            task_so_far = by_task.get(result.task, PastTask(result.kind, ()))
+            by_task[result.task] = PastTask(
+                result.kind, (*task_so_far.attempts, *result.attempts())
+            )
     return list(by_task.values())
 
 
@@ -261,14 +263,14 @@ def make_report(place: Path, tasks: Sequence[Task], rows: Sequence[Mapping[str, 
 
     Raises `InvalidRequest` for a row that is no result.
     """
-    known = {task.id for task in tasks}
-    counted = tuple(
-        load(Result, row) for row in rows if row.get("task") in known and not row.get("broken")
+    task_ids = {task.id for task in tasks}
+    counted_results = tuple(
+        load(Result, row) for row in rows if row.get("task") in task_ids and not row.get("broken")
     )
     return Report(
         folder=str(place),
         moothall=__version__,
-        configurations=tuple(summaries([dump(row) for row in counted])),
+        configurations=tuple(summaries([dump(row) for row in counted_results])),
         tasks=tuple(
             TaskFigures(
                 id=task.id,
@@ -281,7 +283,7 @@ def make_report(place: Path, tasks: Sequence[Task], rows: Sequence[Mapping[str, 
             )
             for task in tasks
         ),
-        results=counted,
+        results=counted_results,
     )
 
 
@@ -340,14 +342,17 @@ def tables(report: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...], Ro
             (
                 task["id"],
                 str(task["hidden"]),
-                *(_sign(report["results"], task["id"], item["config"]) for item in configurations),
+                *(
+                    _result_sign(report["results"], task["id"], item["config"])
+                    for item in configurations
+                ),
             )
             for task in report["tasks"]
         ],
     )
 
 
-def _sign(rows: Sequence[Mapping[str, Any]], task: str, config: str) -> str:
+def _result_sign(rows: Sequence[Mapping[str, Any]], task: str, config: str) -> str:
     row = next((row for row in rows if (row["task"], row["config"]) == (task, config)), None)
     if row is None:
         return "not run"

@@ -59,7 +59,7 @@ _STOPS = frozenset(
     }
 )
 """Codes of errors that the next task would meet, too."""
-_NUMBERS, _WORDS = ("agents", "limit", "budget"), ("protocol", "model")
+_NUMBER_KEYS, _TEXT_KEYS = ("agents", "limit", "budget"), ("protocol", "model")
 """The options that a configuration may have of its own."""
 _MAX_NAME_CHARS = 40
 _NO_WINNER = Judgement(solved=False)
@@ -139,19 +139,20 @@ def check_configurations(configurations: Sequence[Configuration], results: Lines
     """Raise `InvalidRequest` for two equal configurations, and for one whose results are of other
     settings.
     """
-    seen: dict[str, str] = {}
-    for one in configurations:
-        other = seen.setdefault(one.digest, one.name)
-        if other != one.name:
+    names_by_digest: dict[str, str] = {}
+    for configuration in configurations:
+        first_name = names_by_digest.setdefault(configuration.digest, configuration.name)
+        if first_name != configuration.name:
             raise InvalidRequest(
-                f"the configurations {other} and {one.name} have the same settings: nothing would "
-                "be compared. Change one; environment variables MOOTHALL_… override both files"
+                f"the configurations {first_name} and {configuration.name} have the same "
+                "settings: nothing would be compared. Change one; environment variables MOOTHALL_… "
+                "override both files"
             )
-        measured = [row for row in results.of(config=one.name) if not row.get("broken")]
-        if any(row.get("digest") != one.digest for row in measured):
+        measured = [row for row in results.of(config=configuration.name) if not row.get("broken")]
+        if any(row.get("digest") != configuration.digest for row in measured):
             raise InvalidRequest(
-                f"the configuration {one.name} was measured with other settings or options before. "
-                "Give it another name (--config NAME=FILE), or another --folder"
+                f"the configuration {configuration.name} was measured with other settings or "
+                "options before. Give it another name (--config NAME=FILE), or another --folder"
             )
 
 
@@ -173,8 +174,8 @@ class Runner:
         """Run the tasks that have no result yet. Raises errors that the next task would meet,
         too.
         """
-        left = [task for task in tasks if not any(self._done(task, configuration))]
-        if not left:
+        remaining = [task for task in tasks if not any(self._valid_results(task, configuration))]
+        if not remaining:
             return
         places = asyncio.Semaphore(at_once)
         async with (
@@ -184,19 +185,21 @@ class Runner:
 
             async def run(task: Task) -> None:
                 async with places:
-                    await self._run(app, configuration, task)
+                    await self._run_task(app, configuration, task)
 
-            for task in left:
+            for task in remaining:
                 group.create_task(run(task), name=f"task {task.id}")
 
-    def _done(self, task: Task, configuration: Configuration) -> Iterable[Mapping[str, Any]]:
+    def _valid_results(
+        self, task: Task, configuration: Configuration
+    ) -> Iterable[Mapping[str, Any]]:
         return (
             row
             for row in self.results.of(task=task.id, config=configuration.name)
             if not row.get("broken")
         )
 
-    async def _run(self, app: App, configuration: Configuration, task: Task) -> None:
+    async def _run_task(self, app: App, configuration: Configuration, task: Task) -> None:
         number = sum(
             1
             for row in self.results.of(task=task.id, config=configuration.name)
@@ -211,7 +214,7 @@ class Runner:
         parts = [task.id, task.commit, task.text, configuration.name, configuration.digest]
         choice = ""
         if configuration.leaves_choice:
-            past = past_tasks(self.results.rows, without=task.id)
+            past = past_tasks(self.results.rows, excluded_task=task.id)
             configuration, choice = configuration.choose(kind, past)
             parts.append(configuration.options.model)
         self.report_progress(f"{configuration.name} {task.id}: the council begins. {choice}")
@@ -220,7 +223,7 @@ class Runner:
             began = datetime.now(UTC)
             request = configuration.request(task, task_id, repository)
             submitted = await app.deliberations.submit(request, LOCAL)
-            outcome, events = await _follow(app, task_id)
+            outcome, events = await _follow_deliberation(app, task_id)
             if outcome.status is DeliberationStatus.TIMEOUT and submitted.deadline <= began:
                 # It was interrupted, and its time passed while nobody worked on it.
                 number += 1
@@ -233,16 +236,16 @@ class Runner:
                 )
                 continue
             break
-        if why := _broken(outcome):
-            self.results.add({**key, "broken": True, "why": why})
+        if reason := _explain_broken(outcome):
+            self.results.add({**key, "broken": True, "why": reason})
             raise ModelUnavailable(
-                f"no seat of configuration {configuration.name} could work: {why}. Fix that and "
+                f"no seat of configuration {configuration.name} could work: {reason}. Fix that and "
                 "run the same command again; results so far are kept"
             )
         row = replace(
-            await self._judge(task, prepared, outcome),
+            await self._judge_outcome(task, prepared, outcome),
             kind=kind,
-            seats=_seats(submitted, outcome),
+            seats=_seats_of(submitted, outcome),
             choice=choice,
         )
         self._write_trajectories(configuration, task, events)
@@ -253,7 +256,7 @@ class Runner:
         """Return a registered repository that holds the task's parent and its history, and nothing
         later.
         """
-        folder = self._sealed(task)
+        folder = self._sealed_repository(task)
         if not (folder / "HEAD").exists():
             entry = await self.repositories.register(task.repository)
             clone = self.repositories.clone(entry.id)
@@ -268,9 +271,9 @@ class Runner:
     async def export(self, task: Task, harbor: Harbor) -> Path:
         """Write a task as a Harbor task and return its folder."""
         base = await self.repositories.resolve(await self.seal(task))
-        return await harbor.write(task, self._sealed(task), commands_of(base.profile))
+        return await harbor.write(task, self._sealed_repository(task), commands_of(base.profile))
 
-    def _sealed(self, task: Task) -> Path:
+    def _sealed_repository(self, task: Task) -> Path:
         return self.folder / SEALED / f"{task.id}.git"
 
     async def _judge_answer(
@@ -280,18 +283,18 @@ class Runner:
         try:
             diff = await find_unmasked_diff(self.repositories, prepared.base, answer)
         except PatchRefused as error:
-            return Judgement(solved=False, why=error.message)
+            return Judgement(solved=False, reason=error.message)
         return await self.judge.judge(task, prepared, diff)
 
-    async def _judge(self, task: Task, prepared: Prepared, outcome: Outcome) -> Result:
-        known: dict[str, Judgement] = {}
+    async def _judge_outcome(self, task: Task, prepared: Prepared, outcome: Outcome) -> Result:
+        judgements: dict[str, Judgement] = {}
         candidates: list[Answer] = []
         for result in outcome.results:
             if not result.diff.strip():
                 continue
-            if result.diff not in known:
-                known[result.diff] = await self._judge_answer(task, prepared, result)
-            judgement = known[result.diff]
+            if result.diff not in judgements:
+                judgements[result.diff] = await self._judge_answer(task, prepared, result)
+            judgement = judgements[result.diff]
             candidates.append(
                 Answer(
                     result.seat,
@@ -299,11 +302,11 @@ class Runner:
                     result.level.value,
                     judgement.solved,
                     failing=judgement.failing,
-                    why=judgement.why,
+                    why=judgement.reason,
                     revision=result.revision,
                 )
             )
-        winner = known.get(outcome.diff, _NO_WINNER) if outcome.winner_id else _NO_WINNER
+        winner = judgements.get(outcome.diff, _NO_WINNER) if outcome.winner_id else _NO_WINNER
         return Result(
             task=task.id,
             config="",
@@ -334,7 +337,7 @@ class Runner:
             (folder / f"{seat}.json").write_text(json.dumps(document, indent=2), encoding="utf-8")
 
 
-async def _follow(app: App, task_id: TaskId) -> tuple[Outcome, list[Event]]:
+async def _follow_deliberation(app: App, task_id: TaskId) -> tuple[Outcome, list[Event]]:
     """Return the outcome of a deliberation and its events."""
     events: list[Event] = []
     async for recorded in app.deliberations.watch(task_id, 0, LOCAL):
@@ -344,7 +347,7 @@ async def _follow(app: App, task_id: TaskId) -> tuple[Outcome, list[Event]]:
     return await app.deliberations.result(task_id, LOCAL), events
 
 
-def _seats(deliberation: Deliberation, outcome: Outcome) -> tuple[Seat, ...]:
+def _seats_of(deliberation: Deliberation, outcome: Outcome) -> tuple[Seat, ...]:
     return tuple(
         Seat(seat.seat, deliberation.model_of(seat.seat), seat.usage)
         for seat in outcome.seats
@@ -352,7 +355,7 @@ def _seats(deliberation: Deliberation, outcome: Outcome) -> tuple[Seat, ...]:
     )
 
 
-def _broken(outcome: Outcome) -> str:
+def _explain_broken(outcome: Outcome) -> str:
     """Return why no seat could work, if the next task would fail for the same reason; else ''."""
     worked = [seat for seat in outcome.seats if seat.status != "unstarted" or seat.error_code]
     if outcome.results or not worked or any(seat.error_code not in _STOPS for seat in worked):
@@ -382,9 +385,9 @@ def own_settings(settings: Settings, folder: Path) -> Settings:
 @asynccontextmanager
 async def open_judge(settings: Settings) -> AsyncIterator[tuple[RepositoryService, Judge]]:
     """Open the workspaces in which hidden tests run."""
-    alone = settings.workspace.model_copy(update={"warm": 0})
+    workspace_settings = settings.workspace.model_copy(update={"warm": 0})
     async with open_workspace_services(
-        settings.model_copy(update={"workspace": alone})
+        settings.model_copy(update={"workspace": workspace_settings})
     ) as services:
         yield services.repositories, Judge(services.repositories, services.workspaces)
 
@@ -417,16 +420,16 @@ def read_configurations(
     """
     if not named:
         return [Configuration("default", own_settings(default, folder), options)]
-    found: dict[str, Configuration] = {}
+    configurations: dict[str, Configuration] = {}
     for argument in named:
-        name, mark, rest = argument.partition("=")
-        file, *own = rest.split(",")
-        if not (name and mark and rest):
+        name, mark, value = argument.partition("=")
+        file, *pairs = value.split(",")
+        if not (name and mark and value):
             raise InvalidRequest(
                 f"--config {argument[:80]!r} is not NAME=FILE; write --config small=small.toml"
             )
         check_name(name)
-        if name in found:
+        if name in configurations:
             raise InvalidRequest(
                 f"--config names {name} twice; give each configuration its own name"
             )
@@ -437,27 +440,27 @@ def read_configurations(
                 f"--config {name}: {error.message}. Name a file of settings, as `moothall config` "
                 "prints them"
             ) from error
-        found[name] = Configuration(
-            name, own_settings(settings, folder), _with_options(options, name, own)
+        configurations[name] = Configuration(
+            name, own_settings(settings, folder), _with_options(options, name, pairs)
         )
-    return list(found.values())
+    return list(configurations.values())
 
 
 def _with_options(options: Options, name: str, pairs: Sequence[str]) -> Options:
     """Return options overridden by KEY=VALUE pairs. Several models are separated by `+`. Raises
     `InvalidRequest`.
     """
-    own: dict[str, int | str] = {}
+    overrides: dict[str, int | str] = {}
     for pair in pairs:
         key, _, value = pair.partition("=")
-        if key in _NUMBERS and value.isdecimal() and int(value):
-            own[key] = int(value)
-        elif key in _WORDS and value:
-            own[key] = value.replace("+", ",") if key == "model" else value
+        if key in _NUMBER_KEYS and value.isdecimal() and int(value):
+            overrides[key] = int(value)
+        elif key in _TEXT_KEYS and value:
+            overrides[key] = value.replace("+", ",") if key == "model" else value
         else:
             raise InvalidRequest(
                 f"--config {name}: {pair[:80]!r} is no option; there are "
-                f"{', '.join(f'{key}=NUMBER' for key in _NUMBERS)} and "
-                f"{', '.join(f'{key}=NAME' for key in _WORDS)}"
+                f"{', '.join(f'{key}=NUMBER' for key in _NUMBER_KEYS)} and "
+                f"{', '.join(f'{key}=NAME' for key in _TEXT_KEYS)}"
             )
-    return replace(options, **own)  # type: ignore[arg-type] # by the keys above
+    return replace(options, **overrides)  # type: ignore[arg-type] # by the keys above

@@ -32,7 +32,7 @@ from moothall.repositories.patch_rules import is_test
 
 
 FOLDER = "tasks"
-_DELETE = "Delete it to go on without that task"
+_DELETE_HINT = "Delete it to go on without that task"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,11 @@ def read_task(path: Path) -> Task:
         task = codec.load(Task, json.loads(path.read_text(encoding="utf-8")))
         check_id(task.id, "the task")
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the task file {path} is not JSON: {error}. {_DELETE}") from error
+        raise InvalidRequest(
+            f"the task file {path} is not JSON: {error}. {_DELETE_HINT}"
+        ) from error
     except InvalidRequest as error:
-        raise InvalidRequest(f"the task file {path}: {error.message}. {_DELETE}") from error
+        raise InvalidRequest(f"the task file {path}: {error.message}. {_DELETE_HINT}") from error
     return task
 
 
@@ -106,9 +108,9 @@ class Lines:
         self.rows: list[Mapping[str, Any]] = []
         raw = path.read_bytes() if path.exists() else b""
         self._size = raw.rfind(b"\n") + 1
-        self._read(raw[: self._size])
+        self._read_lines(raw[: self._size])
 
-    def _read(self, raw: bytes) -> None:
+    def _read_lines(self, raw: bytes) -> None:
         for number, line in enumerate(raw.splitlines(), 1):
             try:
                 row = json.loads(line)
@@ -157,7 +159,7 @@ def count_cases(cases: Mapping[str, Sequence[str]]) -> int:
 
 _RUNS, _LONG_MS = 3, 60_000
 _SECONDS = 3600
-_SHOWN = 20
+_MAX_NAMED_CASES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,7 @@ class Hidden:
     cases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     paths: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    why: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,7 @@ class Judgement:
 
     solved: bool
     failing: tuple[str, ...] = ()
-    why: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,37 +196,44 @@ class Judge:
         commit.
         text: the text of the task.
         """
-        runs = self._runs(prepared, text, f"mine-{prepared.base.sha[:12]}")
-        paths = await _paths(runs, tests)
+        runs = self._create_runner(prepared, text, f"mine-{prepared.base.sha[:12]}")
+        paths = await _find_hidden_paths(runs, tests)
         if not paths:
-            return Hidden(why=commit_rules.NO_CASES)
-        before, after = await self._pair(runs, paths, tests, fix, 1)
-        found: dict[str, HiddenCases] = {}
+            return Hidden(reason=commit_rules.NO_CASES)
+        before, after = await self._run_before_and_after(runs, paths, tests, fix, 1)
+        hidden_cases: dict[str, HiddenCases] = {}
         for check in paths:
             if check in before and check in after:
-                found[check] = commit_rules.compare_runs(
+                hidden_cases[check] = commit_rules.compare_runs(
                     prepared.runs.get(check), before[check], after[check], text
                 )
-        some = {check: paths[check] for check, item in found.items() if item.fixed}
+        fixed_paths = {check: paths[check] for check, item in hidden_cases.items() if item.fixed}
         slowest = max(
-            (run.duration_ms for check in some for run in (before[check], after[check])), default=0
+            (run.duration_ms for check in fixed_paths for run in (before[check], after[check])),
+            default=0,
         )
-        repeats = range(2, _RUNS + 1) if some and slowest <= _LONG_MS else ()
-        again = [await self._pair(runs, some, tests, fix, number) for number in repeats]
-        for check in some:
-            repeated = [(first.get(check), second.get(check)) for first, second in again]
+        repeats = range(2, _RUNS + 1) if fixed_paths and slowest <= _LONG_MS else ()
+        repeated_pairs = [
+            await self._run_before_and_after(runs, fixed_paths, tests, fix, number)
+            for number in repeats
+        ]
+        for check in fixed_paths:
+            repeated = [(first.get(check), second.get(check)) for first, second in repeated_pairs]
             lost = CheckRun(check, Verdict.MISSING)
-            found[check] = commit_rules.steady_cases(
-                found[check],
+            hidden_cases[check] = commit_rules.steady_cases(
+                hidden_cases[check],
                 [first or lost for first, _ in repeated],
                 [second or lost for _, second in repeated],
             )
-        cases = {check: item.fixed for check, item in found.items() if item.fixed}
+        cases = {check: item.fixed for check, item in hidden_cases.items() if item.fixed}
         if not cases:
             return Hidden(
-                why=next((item.why for item in found.values() if item.why), commit_rules.NO_CASES)
+                reason=next(
+                    (item.reason for item in hidden_cases.values() if item.reason),
+                    commit_rules.NO_CASES,
+                )
             )
-        kept = {check: item.kept for check, item in found.items() if item.kept}
+        kept = {check: item.kept for check, item in hidden_cases.items() if item.kept}
         return Hidden(cases, kept, {check: paths[check] for check in {*cases, *kept}})
 
     async def judge(self, task: Task, prepared: Prepared, diff: str) -> Judgement:
@@ -232,27 +241,35 @@ class Judge:
         run.
         """
         if not diff.strip():
-            return Judgement(solved=False, why="it changes nothing")
-        runs = self._runs(prepared, task.text, f"hidden-{task.id[:30]}")
+            return Judgement(solved=False, reason="it changes nothing")
+        runs = self._create_runner(prepared, task.text, f"hidden-{task.id[:30]}")
         paths = {check: task.paths.get(check, ()) for check in {*task.cases, *task.kept}}
-        ran: dict[str, CheckRun] = {}
-        for check, some in paths.items():
-            done = await _run(runs, check, some, (task.tests, diff), "judge")
-            if done.refused:
-                return Judgement(solved=False, why=f"its patch does not apply: {done.why}")
-            if check not in done.runs:
-                raise WorkspaceFailed(f"the hidden tests of {task.id} could not be run: {done.why}")
-            ran[check] = done.runs[check]
+        runs_by_check: dict[str, CheckRun] = {}
+        for check, check_paths in paths.items():
+            check_runs = await _run_hidden_tests(
+                runs, check, check_paths, (task.tests, diff), "judge"
+            )
+            if check_runs.refused:
+                return Judgement(
+                    solved=False, reason=f"its patch does not apply: {check_runs.failure}"
+                )
+            if check not in check_runs.runs:
+                raise WorkspaceFailed(
+                    f"the hidden tests of {task.id} could not be run: {check_runs.failure}"
+                )
+            runs_by_check[check] = check_runs.runs[check]
         hidden_cases = [
             (check, case)
             for part in (task.cases, task.kept)
             for check, cases in part.items()
             for case in cases
         ]
-        failing = [case for check, case in hidden_cases if ran[check].cases.get(case) != "passed"]
-        return Judgement(not failing, tuple(failing[:_SHOWN]))
+        failing = [
+            case for check, case in hidden_cases if runs_by_check[check].cases.get(case) != "passed"
+        ]
+        return Judgement(not failing, tuple(failing[:_MAX_NAMED_CASES]))
 
-    def _runs(self, prepared: Prepared, text: str, name: str) -> CleanCheckoutRunner:
+    def _create_runner(self, prepared: Prepared, text: str, name: str) -> CleanCheckoutRunner:
         d = Deliberation(
             task_id=TaskKey(f"{name}-{digest(prepared.key)[:8]}"),
             description=text,
@@ -268,7 +285,7 @@ class Judge:
             d, prepared, self.workspaces, self.repositories.read, self.places
         )
 
-    async def _pair(
+    async def _run_before_and_after(
         self,
         runs: CleanCheckoutRunner,
         paths: Mapping[str, Sequence[str]],
@@ -279,14 +296,16 @@ class Judge:
         """Run checks with the hidden tests, without the fix and with it."""
         sides: list[dict[str, CheckRun]] = []
         for diff in ("", fix):
-            ran: dict[str, CheckRun] = {}
-            for check, some in paths.items():
-                ran |= (await _run(runs, check, some, (tests, diff), str(number))).runs
-            sides.append(ran)
+            runs_by_check: dict[str, CheckRun] = {}
+            for check, check_paths in paths.items():
+                runs_by_check |= (
+                    await _run_hidden_tests(runs, check, check_paths, (tests, diff), str(number))
+                ).runs
+            sides.append(runs_by_check)
         return sides[0], sides[1]
 
 
-async def _run(
+async def _run_hidden_tests(
     runs: CleanCheckoutRunner, check: str, paths: Sequence[str], diffs: tuple[str, str], name: str
 ) -> CheckRuns:
     """Run a check with hidden tests laid over an answer. diffs: of the tests, and of the answer."""
@@ -303,17 +322,19 @@ async def _run(
     )
 
 
-async def _paths(runs: CleanCheckoutRunner, tests: str) -> dict[str, tuple[str, ...]]:
+async def _find_hidden_paths(runs: CleanCheckoutRunner, tests: str) -> dict[str, tuple[str, ...]]:
     """Return the hidden files by check; none for a check that runs whole, because it is not named
     `tests`.
     """
     prepared = runs.prepared
     names = tuple(path for path in _paths_of(tests) if is_test(path))
-    found = await runnable_paths(runs, names, tests)
-    others = [
+    paths_by_check = await runnable_paths(runs, names, tests)
+    other_checks = [
         name for name, run in prepared.runs.items() if run.cases and not name.startswith("tests")
     ]
-    return found or {name: () for name in others if name not in prepared.base.profile.advisory}
+    return paths_by_check or {
+        name: () for name in other_checks if name not in prepared.base.profile.advisory
+    }
 
 
 def _paths_of(diff: str) -> tuple[str, ...]:

@@ -352,7 +352,7 @@ class ForgeClient:
 
     @staticmethod
     def _parse_one(type_: type[M], document: Any) -> M:
-        parsed: M = _parse(type_, document)
+        parsed: M = _parse_document(type_, document)
         return parsed
 
     async def _get_all(
@@ -379,7 +379,7 @@ class ForgeClient:
             document, pagination = await self._send_request("GET", path, parameters)
             if member:
                 document = (document.get(member) if isinstance(document, dict) else None) or []
-            items = _parse(TypeAdapter(list[type_]), document)  # type: ignore[valid-type] # known when it runs
+            items = _parse_document(TypeAdapter(list[type_]), document)  # type: ignore[valid-type] # known when it runs
             all_items += items
             if not items or not (pagination.next or pagination.total > len(all_items)):
                 return all_items
@@ -468,7 +468,7 @@ def _retry_after(headers: Mapping[str, str]) -> str:
     return headers.get("Retry-After", "")
 
 
-def _parse(type_: type[M] | TypeAdapter[Any], document: Any) -> Any:
+def _parse_document(type_: type[M] | TypeAdapter[Any], document: Any) -> Any:
     try:
         return (
             type_.validate_python(document)

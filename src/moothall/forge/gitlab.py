@@ -141,22 +141,24 @@ class GitLabClient(ForgeClient):
 
     async def default_branch(self, repository: str) -> str:
         """Return the repository's default branch."""
-        return (await self._get_one(_Project, _project(repository))).default_branch
+        return (await self._get_one(_Project, _project_path(repository))).default_branch
 
     async def issues(self, repository: str, label: str = "") -> list[Issue]:
         """Return the open issues, with `label` only those that have it."""
         filters = {"state": "opened", **({"labels": label} if label else {})}
-        found = await self._get_all(_Issue, f"{_project(repository)}/issues", filters)
-        return [issue.convert() for issue in found]
+        issues = await self._get_all(_Issue, f"{_project_path(repository)}/issues", filters)
+        return [issue.convert() for issue in issues]
 
     async def issue(self, repository: str, number: int) -> Issue:
         """Return an issue."""
-        return (await self._get_one(_Issue, f"{_project(repository)}/issues/{number}")).convert()
+        return (
+            await self._get_one(_Issue, f"{_project_path(repository)}/issues/{number}")
+        ).convert()
 
     async def pull(self, repository: str, number: int) -> PullRequest:
         """Return a merge request."""
-        found = await self._get_one(_MergeRequest, _merge_request(repository, number))
-        return found.convert(repository)
+        merge_request = await self._get_one(_MergeRequest, _merge_request(repository, number))
+        return merge_request.convert(repository)
 
     def pull_ref(self, number: int) -> str:
         """Return the ref at which the forge offers the head of a merge request."""
@@ -171,11 +173,11 @@ class GitLabClient(ForgeClient):
             "name": context,
             "description": description,
         }
-        await self._send_request("POST", f"{_project(repository)}/statuses/{sha}", body=body)
+        await self._send_request("POST", f"{_project_path(repository)}/statuses/{sha}", body=body)
 
     async def statuses(self, repository: str, sha: str) -> list[CommitStatus]:
         """Return the newest status of each context of a commit, the jobs of its pipelines too."""
-        path = f"{_project(repository)}/repository/commits/{sha}/statuses"
+        path = f"{_project_path(repository)}/repository/commits/{sha}/statuses"
         return [
             CommitStatus.model_construct(
                 context=status.name,
@@ -196,24 +198,26 @@ class GitLabClient(ForgeClient):
 
     async def commit_of_job(self, repository: str, job_id: str) -> str:
         """Return the commit that a job of a pipeline ran on."""
-        return (await self._get_one(_Job, f"{_project(repository)}/jobs/{job_id}")).sha
+        return (await self._get_one(_Job, f"{_project_path(repository)}/jobs/{job_id}")).sha
 
     async def job_log(self, repository: str, job_id: str, max_bytes: int) -> str:
         """Return the last `max_bytes` bytes of the log of a job."""
-        return await self._read_log(f"{_project(repository)}/jobs/{job_id}/trace", max_bytes)
+        return await self._read_log(f"{_project_path(repository)}/jobs/{job_id}/trace", max_bytes)
 
     async def comments(self, repository: str, number: int) -> list[ForgeComment]:
         """Return the comments of an issue, oldest first."""
-        return _comments(await self._notes(f"{_project(repository)}/issues/{number}"))
+        return _convert_notes(
+            await self._list_notes(f"{_project_path(repository)}/issues/{number}")
+        )
 
     async def comment(self, repository: str, number: int, body: str) -> None:
         """Comment on an issue."""
-        path = f"{_project(repository)}/issues/{number}/notes"
+        path = f"{_project_path(repository)}/issues/{number}/notes"
         await self._send_request("POST", path, body={"body": body})
 
     async def pull_comments(self, repository: str, number: int) -> list[ForgeComment]:
         """Return the comments of a merge request, oldest first."""
-        return _comments(await self._notes(_merge_request(repository, number)))
+        return _convert_notes(await self._list_notes(_merge_request(repository, number)))
 
     async def comment_on_pull(self, repository: str, number: int, body: str) -> None:
         """Comment on a merge request."""
@@ -224,7 +228,7 @@ class GitLabClient(ForgeClient):
         """Return whether an account may push to a repository."""
         try:
             members = await self._get_all(
-                _Member, f"{_project(repository)}/members/all", {"query": login}
+                _Member, f"{_project_path(repository)}/members/all", {"query": login}
             )
         except NotFound:
             return False
@@ -241,15 +245,15 @@ class GitLabClient(ForgeClient):
         """
         filters = {"state": "all", "source_branch": branch, "author_username": author}
         pulls = [
-            found.convert(repository)
-            for found in await self._get_all(
-                _MergeRequest, f"{_project(repository)}/merge_requests", filters
+            merge_request.convert(repository)
+            for merge_request in await self._get_all(
+                _MergeRequest, f"{_project_path(repository)}/merge_requests", filters
             )
-            if found.source_branch == branch and found.author == author
+            if merge_request.source_branch == branch and merge_request.author == author
         ]
-        own = [pull.number for pull in pulls if pull.source]
+        own_numbers = [pull.number for pull in pulls if pull.source]
         # The list lacks the commit of the base.
-        return await self.pull(repository, max(own)) if own else None
+        return await self.pull(repository, max(own_numbers)) if own_numbers else None
 
     async def create_pull(
         self, repository: str, title: str, body: str, *, branch: str, onto: str
@@ -262,7 +266,7 @@ class GitLabClient(ForgeClient):
             "target_branch": onto,
         }
         document, _ = await self._send_request(
-            "POST", f"{_project(repository)}/merge_requests", body=fields
+            "POST", f"{_project_path(repository)}/merge_requests", body=fields
         )
         return self._parse_one(_MergeRequest, document).iid
 
@@ -276,7 +280,7 @@ class GitLabClient(ForgeClient):
             for reviewer in await self._get_all(_Reviewer, f"{path}/reviewers")
             if reviewer.state == _REQUESTED_CHANGES
         ]
-        notes = await self._notes(path) if reviewers else []
+        notes = await self._list_notes(path) if reviewers else []
         reviews = []
         for reviewer in reviewers:
             if remarks := _last_remarks(note for note in notes if note.author == reviewer):
@@ -291,7 +295,7 @@ class GitLabClient(ForgeClient):
         self, repository: str, number: int, review: int
     ) -> list[ReviewComment]:
         """Return the comments of a review on lines."""
-        notes = await self._notes(_merge_request(repository, number))
+        notes = await self._list_notes(_merge_request(repository, number))
         author = next((note.author for note in notes if note.id == review), "")
         remarks = _last_remarks(note for note in notes if note.author == author)
         return [
@@ -302,22 +306,22 @@ class GitLabClient(ForgeClient):
             if note.path
         ]
 
-    async def _notes(self, path: str) -> list[_Note]:
+    async def _list_notes(self, path: str) -> list[_Note]:
         """Return the notes of an issue or merge request that people wrote, oldest first."""
         filters = {"sort": "asc", "order_by": "created_at"}
         notes = await self._get_all(_Note, f"{path}/notes", filters)
         return sorted((note for note in notes if not note.system), key=lambda note: note.id)
 
 
-def _project(repository: str) -> str:
+def _project_path(repository: str) -> str:
     return f"/projects/{quote(repository, safe='')}"
 
 
 def _merge_request(repository: str, number: int) -> str:
-    return f"{_project(repository)}/merge_requests/{number}"
+    return f"{_project_path(repository)}/merge_requests/{number}"
 
 
-def _comments(notes: Sequence[_Note]) -> list[ForgeComment]:
+def _convert_notes(notes: Sequence[_Note]) -> list[ForgeComment]:
     return [
         ForgeComment.model_construct(id=note.id, body=note.body, author=note.author)
         for note in notes

@@ -89,7 +89,7 @@ async def read_failed_checks(
     base_checks = await _read_checks(client, repository, base_sha) if base_sha else []
     failed_before = {check.name for check in base_checks if check.failed}
     return [
-        FailedCheck(check.name, await _describe(client, repository, sha, check))
+        FailedCheck(check.name, await _describe_check(client, repository, sha, check))
         for check in failed
         if check.name not in failed_before
     ][:MAX_FAILED_CHECKS]
@@ -106,7 +106,7 @@ def _of_status(status: CommitStatus) -> Check:
     return Check(
         status.context,
         failed=state in _FAILED_STATES,
-        running_since=_aware(status.updated_at) if state == "pending" else None,
+        running_since=_with_timezone(status.updated_at) if state == "pending" else None,
         report=status.description,
         job_id=_job_id(status.target_url),
     )
@@ -119,13 +119,13 @@ def _of_check_run(run: CheckRun) -> Check:
     return Check(
         run.name,
         failed=run.status == "completed" and run.conclusion in _FAILED_CONCLUSIONS,
-        running_since=_aware(run.started_at) if is_running else None,
+        running_since=_with_timezone(run.started_at) if is_running else None,
         report="\n".join(part for part in parts if part),
         job_id=_job_id(run.details_url),
     )
 
 
-def _aware(moment: datetime | None) -> datetime:
+def _with_timezone(moment: datetime | None) -> datetime:
     """Return an aware datetime; without one, the check counts as running for a long time."""
     if moment is None:
         return datetime.min.replace(tzinfo=UTC)
@@ -137,7 +137,7 @@ def _job_id(url: str) -> str:
     return match[1] if match else ""
 
 
-async def _describe(client: ForgeClient, repository: str, sha: str, check: Check) -> str:
+async def _describe_check(client: ForgeClient, repository: str, sha: str, check: Check) -> str:
     """Return the report of a check and, if the forge has it, the log of its job."""
     log = ""
     if check.job_id:
@@ -209,7 +209,7 @@ def ranking(outcome: Outcome) -> list[str]:
             f"{result.score:.2f}",
             _yes_or_no(result.passed_gates),
             result.level.words,
-            _checks(result),
+            _describe_checks(result),
         )
         lines.append(f"| {' | '.join(map(str, row))} | {reasons} |")
     return lines if outcome.results else []
@@ -219,7 +219,7 @@ def _yes_or_no(value: bool) -> str:  # noqa: FBT001 - the shown value
     return "yes" if value else "no"
 
 
-def _checks(result: Result) -> str:
+def _describe_checks(result: Result) -> str:
     verdicts = [
         f"{text(item.check, 60)} {item.verdict} ({item.passed} passed, {item.failed} failed)"
         for item in result.evidence
@@ -239,14 +239,14 @@ def how_it_ended(outcome: Outcome) -> str:
 
 def _join_lines(lines: Sequence[str]) -> str:
     """Join lines up to the maximum length of a body."""
-    joined: list[str] = []
+    joined_lines: list[str] = []
     size = 0
     for line in lines:
         size += len(line) + 1
         if size > _BODY_CHARS:
-            return "\n".join([*joined, "", "… `moothall show` has the rest."])
-        joined.append(line)
-    return "\n".join(joined)
+            return "\n".join([*joined_lines, "", "… `moothall show` has the rest."])
+        joined_lines.append(line)
+    return "\n".join(joined_lines)
 
 
 def _failed_seats(outcome: Outcome) -> list[str]:

@@ -159,9 +159,9 @@ class Watch:
             self._failed = True
             if isinstance(error, Temporary) and error.retry_after:
                 self._pause = min(max(self._pause, error.retry_after), _MAX_PAUSE_SECONDS)
-            self._report(label, f"{error.message} [{error.code}]")
+            self._report_problem(label, f"{error.message} [{error.code}]")
 
-    def _report(self, label: str, message: str) -> None:
+    def _report_problem(self, label: str, message: str) -> None:
         self._report_progress(f"{label}: {message}")
 
     async def _find_task(self, repository: str, issue: Issue) -> ForgeTask | None:
@@ -196,7 +196,7 @@ class Watch:
                 )
                 return ForgeTask(
                     issue,
-                    await self._request(
+                    await self._request_for(
                         repository, issue, task_id, description, finished, base=pull.sha
                     ),
                     pull,
@@ -212,21 +212,21 @@ class Watch:
         prefix = f"{task_of(self._settings.url, repository, issue.number)}-checks-"
         attempts = len(list(takewhile(lambda task: task.startswith(prefix), reversed(finished))))
         for answered in finished:
-            outcome = await self._outcome(answered)
+            outcome = await self._find_outcome(answered)
             sha = outcome.commit_sha if outcome is not None else ""
             task_id = f"{prefix}{sha[:12]}"
             if not sha or task_id in finished:
                 continue
             failed: Sequence[FailedCheck] = ()
             # A task that was begun is finished, even if its commit was pushed before a crash.
-            is_begun = await self._outcome(task_id) is not None
+            is_begun = await self._find_outcome(task_id) is not None
             if not is_begun and sha == pull.sha and attempts < _MAX_CHECK_ATTEMPTS:
                 failed = await self._read_failed_checks(repository, pull)
             if is_begun or failed:
                 description = texts.checks_task(repository, issue, failed, self._task_chars)
                 return ForgeTask(
                     issue,
-                    await self._request(
+                    await self._request_for(
                         repository, issue, task_id, description, finished, base=sha
                     ),
                     pull,
@@ -247,7 +247,7 @@ class Watch:
         except (Refused, NotFound) as error:
             if repository not in self._unreadable_checks:
                 self._unreadable_checks.add(repository)
-                self._report(repository, f"failed checks are not answered: {error.message}")
+                self._report_problem(repository, f"failed checks are not answered: {error.message}")
             return ()
 
     async def _find_issue_task(
@@ -274,7 +274,9 @@ class Watch:
         ):
             return ForgeTask(
                 issue,
-                await self._request(repository, issue, first_task_id, describe(comment=None), ()),
+                await self._request_for(
+                    repository, issue, first_task_id, describe(comment=None), ()
+                ),
             )
         last_answer_id = max(
             (
@@ -290,7 +292,7 @@ class Watch:
             ):
                 return ForgeTask(
                     issue,
-                    await self._request(
+                    await self._request_for(
                         repository,
                         issue,
                         f"{first_task_id}-c{comment.id}",
@@ -320,7 +322,7 @@ class Watch:
             self._writers[key] = await self._client.may_write(repository, comment.author)
         return self._writers[key]
 
-    async def _request(
+    async def _request_for(
         self,
         repository: str,
         issue: Issue,
@@ -341,13 +343,13 @@ class Watch:
             story_id=task_of(self._settings.url, repository, issue.number),
             origin=FORGE,
         )
-        for earlier in reversed(finished):
-            outcome = await self._outcome(earlier)
+        for earlier_task in reversed(finished):
+            outcome = await self._find_outcome(earlier_task)
             if outcome is not None and outcome.status.ended:
-                return replace(request, follows=earlier)
+                return replace(request, follows=earlier_task)
         return request
 
-    async def _outcome(self, task_id: str) -> Outcome | None:
+    async def _find_outcome(self, task_id: str) -> Outcome | None:
         """Return the outcome of a task, None if the log does not have it any more."""
         try:
             return await self._deliberations.result(check_task_id(task_id), LOCAL)
@@ -369,7 +371,9 @@ class Watch:
                     reason = "somebody else moved it on meanwhile; request the changes again"
             comment = texts.further(outcome, reason, task.failed_commit)
             await self._client.comment_on_pull(repository, pull.number, comment)
-            self._report(label, f"{task.request.task_id} is reported on pull request {pull.number}")
+            self._report_problem(
+                label, f"{task.request.task_id} is reported on pull request {pull.number}"
+            )
         elif outcome.level.independent and outcome.commit_sha:
             await self._offer(registered, outcome.commit_sha, branch)
             base_branch = await self._client.default_branch(repository)
@@ -377,10 +381,10 @@ class Watch:
             number = await self._client.create_pull(
                 repository, title, body, branch=branch, onto=base_branch
             )
-            self._report(label, f"pull request {number}")
+            self._report_problem(label, f"pull request {number}")
         else:
             await self._client.comment(repository, task.issue.number, texts.no_pull(outcome))
-            self._report(label, "no pull request; the issue says why")
+            self._report_problem(label, "no pull request; the issue says why")
 
     async def _run_deliberation(self, label: str, request: DeliberationRequest) -> Outcome:
         """Return the outcome of a task, starting it if needed. A task with this id is the same
@@ -388,9 +392,9 @@ class Watch:
         """
         try:
             await self._deliberations.submit(request, LOCAL)
-            self._report(label, f"{request.task_id} is at work")
+            self._report_problem(label, f"{request.task_id} is at work")
         except AlreadyExists:
-            self._report(label, f"{request.task_id} was begun before")
+            self._report_problem(label, f"{request.task_id} was begun before")
         return await self._deliberations.wait(check_task_id(request.task_id), LOCAL)
 
 

@@ -56,7 +56,7 @@ _REMEDIES = {
     "reasoning_effort": "a value of MOOTHALL_LLM__REASONING_EFFORT that the server accepts, or "
     "none",
 }
-_ESSENTIAL = frozenset({"model", "messages", "tools"})
+_ESSENTIAL_PARAMETERS = frozenset({"model", "messages", "tools"})
 _STRICT = re.compile(
     r"\bstrict\b.{0,80}(?:extra|unknown|unexpected|unrecogni[sz]ed|permitted|not supported)",
     re.IGNORECASE | re.DOTALL,
@@ -230,7 +230,7 @@ class Capabilities:
             messages = [_shorten_ids(message) for message in messages]
         if self.joins_tool_messages:
             messages = _join_tools(messages)
-        return _alternate(messages) if self.requires_alternation else messages
+        return _merge_consecutive(messages) if self.requires_alternation else messages
 
     def describe(self) -> list[str]:
         """Return the capabilities as lines for people."""
@@ -302,51 +302,57 @@ class Capabilities:
         self.only_reasons = self.only_reasons or (has_no_answer and bool(reasoning))
         self.reasoning_fields.update(name for name in reasoning if name != "extras")
 
-    def learn_from_refusal(self, error: Rejected, sent: Mapping[str, Any]) -> None:
-        """Record what the refusal of the chat body `sent` says about its parts."""
+    def learn_from_refusal(self, error: Rejected, sent_body: Mapping[str, Any]) -> None:
+        """Record what the refusal of the chat body `sent_body` says about its parts."""
         if not self.api_fixed and self.api == "chat" and _RESPONSES.search(error.text):
-            self._change("api", "responses", "chat completions for this request", error)
+            self._change_parameter("api", "responses", "chat completions for this request", error)
         elif is_overflow(error):
             self._learn_window(error.text)
-        elif self._learn_form(error, sent) or self._learn_parameters(error, sent):
+        elif self._learn_form(error, sent_body) or self._learn_parameters(error, sent_body):
             pass
         elif _REASONING_PATTERN.search(error.text) and not _MISSING.search(error.text):
-            self._change("sends_reasoning", False, "the reasoning of earlier replies", error)
+            self._change_parameter(
+                "sends_reasoning", False, "the reasoning of earlier replies", error
+            )
 
-    def _learn_form(self, error: Rejected, sent: Mapping[str, Any]) -> bool:
+    def _learn_form(self, error: Rejected, sent_body: Mapping[str, Any]) -> bool:
         """Record what a refusal says about the form of messages and tools. Return whether it says
         anything.
         """
         if keywords := set(_UNKNOWN_KEYWORD.findall(error.text)):
             self.refused_keywords |= keywords
-            self._log(f"the keywords {', '.join(sorted(keywords))} in tools", error)
+            self._log_refusal(f"the keywords {', '.join(sorted(keywords))} in tools", error)
             return True
-        roles = {message["role"] for message in sent["messages"]}
+        roles = {message["role"] for message in sent_body["messages"]}
         for pattern, name, value, description in _MESSAGE_FORMS:
             if (
                 pattern.search(error.text)
                 and getattr(self, name) != value
                 and (name != "system_role" or "system" in roles)
             ):
-                self._change(name, value, description, error)
+                self._change_parameter(name, value, description, error)
                 return True
         return False
 
-    def _learn_parameters(self, error: Rejected, sent: Mapping[str, Any]) -> bool:
+    def _learn_parameters(self, error: Rejected, sent_body: Mapping[str, Any]) -> bool:
         """Record which parameters a refusal names. Return whether it names one."""
-        names = [name for name in sent if name not in _ESSENTIAL and self._names(name, error.text)]
+        names = [
+            name
+            for name in sent_body
+            if name not in _ESSENTIAL_PARAMETERS and self._mentions_name(name, error.text)
+        ]
         if error.param in names:
             names = [error.param]
         for name in names:
-            self._drop(name, error, sent)
+            self._drop_parameter(name, error, sent_body)
         return bool(names)
 
-    def available_reply_tokens(self, error: Rejected, sent: Mapping[str, Any]) -> int:
+    def available_reply_tokens(self, error: Rejected, sent_body: Mapping[str, Any]) -> int:
         """Return how many tokens the refusal says are left for the reply; 0 if it does not say, or
         if they are too few.
         """
         window = read_window(error.text)
-        used = next(
+        used_tokens = next(
             (
                 int(match[1].replace(",", ""))
                 for pattern in _INPUT_TOKENS_PATTERNS
@@ -354,12 +360,12 @@ class Capabilities:
             ),
             0,
         )
-        limit = int(sent.get(self.limit_name) or 0)
-        available = window - used
-        if "at least" in error.text and used:  # the server stopped counting there
+        limit = int(sent_body.get(self.limit_name) or 0)
+        available = window - used_tokens
+        if "at least" in error.text and used_tokens:  # the server stopped counting there
             available = min(available, limit // 4)
         minimum = max(_MIN_REPLY_TOKENS, min(1024, limit // 4))
-        return available if window and used and limit > available >= minimum else 0
+        return available if window and used_tokens and limit > available >= minimum else 0
 
     def _learn_window(self, message: str) -> None:
         window = read_window(message)
@@ -369,7 +375,7 @@ class Capabilities:
                 "the model's window is smaller than assumed", window=window, model=self.model
             )
 
-    def _names(self, name: str, text: str) -> bool:
+    def _mentions_name(self, name: str, text: str) -> bool:
         pattern = (
             _PARAMETER_PATTERNS["max_tokens"]
             if name.startswith("max_")
@@ -377,14 +383,14 @@ class Capabilities:
         )
         return bool(re.search(pattern, text, re.IGNORECASE))
 
-    def _drop(self, name: str, error: Rejected, sent: Mapping[str, Any]) -> None:
+    def _drop_parameter(self, name: str, error: Rejected, sent_body: Mapping[str, Any]) -> None:
         if name in _LIMIT_NAMES:
-            self._learn_limit(name, error, int(sent[name]))
+            self._learn_limit(name, error, int(sent_body[name]))
         elif name == "response_format":
-            self._learn_schema(error, sent)
+            self._learn_schema(error, sent_body)
         else:
             self.refused[name] = one_line(error.message)
-            self._log(name, error)
+            self._log_refusal(name, error)
 
     def _learn_limit(self, name: str, error: Rejected, value: int) -> None:
         if name != self.limit_name:
@@ -393,23 +399,23 @@ class Capabilities:
         limits = [number for number in numbers if _MIN_REPLY_TOKENS <= number < value]
         if limits:
             self.max_reply_tokens = max(limits)
-            self._log(f"replies of more than {self.max_reply_tokens} tokens", error)
+            self._log_refusal(f"replies of more than {self.max_reply_tokens} tokens", error)
         else:
             self.limit_name = next(iter(_LIMIT_NAMES[_LIMIT_NAMES.index(name) + 1 :]), "")
-            self._log(name, error)
+            self._log_refusal(name, error)
 
-    def _learn_schema(self, error: Rejected, sent: Mapping[str, Any]) -> None:
-        json_schema = sent["response_format"].get("json_schema", {})
+    def _learn_schema(self, error: Rejected, sent_body: Mapping[str, Any]) -> None:
+        json_schema = sent_body["response_format"].get("json_schema", {})
         schema = json_schema.get("schema")
         if _STRICT.search(error.text) and self.strict_flag and json_schema.get("strict"):
-            self._change("strict_flag", False, "strict", error)
+            self._change_parameter("strict_flag", False, "strict", error)
         elif self.schema == "any" and strict_schema(json_schema.get("schema", {})) != schema:
-            self._change("schema", "strict", "this JSON schema", error)
+            self._change_parameter("schema", "strict", "this JSON schema", error)
         elif (
             self.schema != "none"
-            and self._adapt_format(sent["response_format"]) == sent["response_format"]
+            and self._adapt_format(sent_body["response_format"]) == sent_body["response_format"]
         ):
-            self._change("schema", "none", "JSON schemas", error)
+            self._change_parameter("schema", "none", "JSON schemas", error)
 
     def _adapt_format(self, response_format: Mapping[str, Any]) -> dict[str, Any]:
         json_schema = dict(response_format["json_schema"])
@@ -419,11 +425,13 @@ class Capabilities:
             json_schema.pop("strict", None)
         return {**response_format, "json_schema": json_schema}
 
-    def _change(self, name: str, value: object, description: str, error: Rejected) -> None:
+    def _change_parameter(
+        self, name: str, value: object, description: str, error: Rejected
+    ) -> None:
         setattr(self, name, value)
-        self._log(description, error)
+        self._log_refusal(description, error)
 
-    def _log(self, refused: str, error: Rejected) -> None:
+    def _log_refusal(self, refused: str, error: Rejected) -> None:
         # Most refusals are normal for a service and need no repair; `moothall doctor` lists them.
         write = log.warning if refused in _REMEDIES else log.info
         needs = {"needs": _REMEDIES[refused]} if refused in _REMEDIES else {}
@@ -504,23 +512,25 @@ def _fold_system(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _join_tools(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Append each user message that follows a tool message to that tool message."""
-    joined: list[dict[str, Any]] = []
+    merged_messages: list[dict[str, Any]] = []
     for message in messages:
-        if joined and message["role"] == "user" and joined[-1]["role"] == "tool":
-            joined[-1]["content"] = f"{joined[-1]['content']}\n\n{message['content']}"
+        if merged_messages and message["role"] == "user" and merged_messages[-1]["role"] == "tool":
+            merged_messages[-1]["content"] = (
+                f"{merged_messages[-1]['content']}\n\n{message['content']}"
+            )
         else:
-            joined.append(dict(message))
-    return joined
+            merged_messages.append(dict(message))
+    return merged_messages
 
 
-def _alternate(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _merge_consecutive(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Join consecutive text messages of one role."""
-    joined: list[dict[str, Any]] = []
+    merged_messages: list[dict[str, Any]] = []
     for message in messages:
-        last = joined[-1] if joined else None
+        last = merged_messages[-1] if merged_messages else None
         plain = set(message) == {"role", "content"} and isinstance(message["content"], str)
         if last and plain and set(last) == {"role", "content"} and last["role"] == message["role"]:
             last["content"] = f"{last['content']}\n\n{message['content']}"
         else:
-            joined.append(dict(message))
-    return joined
+            merged_messages.append(dict(message))
+    return merged_messages

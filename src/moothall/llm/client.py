@@ -178,15 +178,15 @@ class OpenAIModel:
         until = self._loop.time() + remaining
         try:
             model = self._model or await self._model_name(request.call_id, request.deadline, until)
-            return await self._call(request, model, until, on_text, owns_work)
+            return await self._call_server(request, model, until, on_text, owns_work)
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"model call {request.call_id} to {self._url} was not answered by its deadline"
             ) from error
         except Rejected as error:
-            raise self._translate(error) from error
+            raise self._translate_error(error) from error
 
-    async def _call(
+    async def _call_server(
         self,
         request: ChatRequest,
         model: str,
@@ -207,12 +207,12 @@ class OpenAIModel:
             reasoning_tokens = self._capabilities.reasoning_tokens
             max_tokens = request.max_tokens + reasoning_tokens
             adapted = self._capabilities.adapt({**body, "max_tokens": max_tokens})
-            sent = self._capabilities.limit_reply(adapted, reply_limit)
+            sent_body = self._capabilities.limit_reply(adapted, reply_limit)
             try:
                 attempt = functools.partial(
-                    self._attempt, sent, request.call_id, until, on_text, owns_work
+                    self._send_once, sent_body, request.call_id, until, on_text, owns_work
                 )
-                reply = await self._retry(request.call_id, deadline, until, attempt)
+                reply = await self._retry_until(request.call_id, deadline, until, attempt)
             except Rejected as error:
                 self._learn_from_refusal(
                     error,
@@ -220,7 +220,9 @@ class OpenAIModel:
                     is_schema_probe=request.call_id == _PROBE_ID and request.schema is not None,
                 )
                 available = (
-                    0 if reply_limit else self._capabilities.available_reply_tokens(error, sent)
+                    0
+                    if reply_limit
+                    else self._capabilities.available_reply_tokens(error, sent_body)
                 )
                 if (
                     not available
@@ -239,14 +241,14 @@ class OpenAIModel:
             return self._restore_schema(request, replace(reply, usage=usage))
 
     def _learn_from_refusal(
-        self, error: Rejected, sent: Mapping[str, Any], *, is_schema_probe: bool
+        self, error: Rejected, sent_body: Mapping[str, Any], *, is_schema_probe: bool
     ) -> None:
         """Record what a refusal says about the request. Raise it again if it says nothing, or if it
         answers a probe of schemas.
         """
         if error.status not in _REFUSAL_STATUSES:
             raise error
-        self._capabilities.learn_from_refusal(error, sent)
+        self._capabilities.learn_from_refusal(error, sent_body)
         if is_schema_probe and self._capabilities.schema == "none":
             raise error
 
@@ -267,7 +269,7 @@ class OpenAIModel:
             if not self._dialect.is_vllm:
                 return None
             reader = WholeResponseReader(self._base_url, _METRICS_BYTES)
-            await self._exchange(
+            await self._exchange_request(
                 "GET", self._url.with_path("/metrics"), reader, self._loop.time() + _METRICS_SECONDS
             )
         except Failed as failure:
@@ -279,7 +281,7 @@ class OpenAIModel:
                 f"{self._url.with_path('/metrics')} did not answer within {_METRICS_SECONDS:g} s"
             ) from error
         except Rejected as error:
-            raise self._translate(error) from error
+            raise self._translate_error(error) from error
         metrics = read_metrics(reader.body.decode(errors="replace"))
         self._dialect.check_metrics(metrics)
         return metrics
@@ -292,7 +294,7 @@ class OpenAIModel:
             model = await self._model_name(_PROBE_ID)
             async with self._setup_lock:
                 if self._capabilities.reply_mode is None:
-                    self._capabilities.reply_mode = await self._probe(model)
+                    self._capabilities.reply_mode = await self._probe_mode(model)
                     log.info(
                         "reply mode detected",
                         mode=self._capabilities.reply_mode,
@@ -340,7 +342,7 @@ class OpenAIModel:
             if description.reply == "blocks":  # no earlier probe was answered
                 await self._send_probe(self._model, Message("user", _QUESTION))
         except Rejected as error:
-            raise self._translate(error) from error
+            raise self._translate_error(error) from error
         return self._capabilities.describe()
 
     async def _fetch_json(self, method: str, url: URL, body: dict[str, Any] | None) -> Any:
@@ -358,7 +360,7 @@ class OpenAIModel:
         except (Failed, TimeoutError, ModelReplyInvalid, ValueError, RecursionError):
             return None
 
-    async def _probe(self, model: str) -> ReplyMode:
+    async def _probe_mode(self, model: str) -> ReplyMode:
         """Return the best reply mode that the model supports."""
         try:
             if not self._capabilities.is_local:
@@ -367,7 +369,7 @@ class OpenAIModel:
                     return "tools"
             return "json" if await self._probe_schema(model) else "blocks"
         except Rejected as error:
-            raise self._translate(error) from error
+            raise self._translate_error(error) from error
 
     async def _probe_tools(self, model: str) -> bool:
         """Return whether the model calls a tool. The result is also True if the server accepts
@@ -402,7 +404,7 @@ class OpenAIModel:
             deadline = datetime.now(UTC) + timedelta(seconds=_PROBE_SECONDS)
             try:
                 messages = (message,) if self._capabilities.is_local else (_SYSTEM, message)
-                reply = await self._call(
+                reply = await self._call_server(
                     ChatRequest(_PROBE_ID, messages, tokens, deadline, **options), model, None
                 )
             except ModelReplyInvalid:
@@ -431,27 +433,27 @@ class OpenAIModel:
     ) -> str:
         configured = self._settings.model
         try:
-            listed = await self._retry(call_id, deadline, until, self._list_models)
+            served_models = await self._retry_until(call_id, deadline, until, self._list_models)
         except Rejected as error:
             if configured and error.status in {400, 404, 405, 501}:
                 return configured  # the server has no list; the first call shows a wrong name
-            raise self._translate(error) from error
-        if configured and configured not in listed:
+            raise self._translate_error(error) from error
+        if configured and configured not in served_models:
             raise ConfigurationError(
                 f"{self._url} has no model {configured!r}; it has: "
-                f"{', '.join(listed)[:_NAMES_SHOWN] or 'none'} (MOOTHALL_LLM__MODEL)"
+                f"{', '.join(served_models)[:_NAMES_SHOWN] or 'none'} (MOOTHALL_LLM__MODEL)"
             )
-        if not listed:
+        if not served_models:
             raise ConfigurationError(
                 f"{self._url} lists no models; name one with MOOTHALL_LLM__MODEL"
             )
-        name = configured or next(iter(listed))
-        self._dialect = Dialect(self._settings, [listed[name].owner])
+        name = configured or next(iter(served_models))
+        self._dialect = Dialect(self._settings, [served_models[name].owner])
         capabilities = self._capabilities
         capabilities.model, capabilities.owner, capabilities.window = (
             name,
-            listed[name].owner,
-            listed[name].window,
+            served_models[name].owner,
+            served_models[name].window,
         )
         capabilities.window_source = "the server's list of models" if capabilities.window else ""
         return name
@@ -459,7 +461,7 @@ class OpenAIModel:
     async def _list_models(self) -> dict[str, ListedModel]:
         """Return the models by name."""
         reader = WholeResponseReader(self._base_url, _LIST_BYTES)
-        await self._exchange("GET", self._url / "models", reader, None)
+        await self._exchange_request("GET", self._url / "models", reader, None)
         try:
             return read_models(reader.body)
         except ValueError as error:
@@ -469,7 +471,7 @@ class OpenAIModel:
                 "usually ends with /v1"
             ) from error
 
-    async def _attempt(
+    async def _send_once(
         self,
         body: dict[str, Any],
         call_id: str,
@@ -480,7 +482,7 @@ class OpenAIModel:
         """Send the request once."""
         if owns_work is not None and not owns_work():
             raise asyncio.CancelledError
-        started = time.monotonic()
+        started_at = time.monotonic()
         by_responses = self._capabilities.api == "responses"
         partial_reply = ResponsesReply() if by_responses else PartialReply()
         reader = ChatResponseReader(self._base_url, self._max_reply_bytes, on_text, partial_reply)
@@ -491,13 +493,13 @@ class OpenAIModel:
             if by_responses
             else body
         )
-        await self._exchange(
+        await self._exchange_request(
             "POST", url, reader, until, body=encode(payload), headers=headers, owns_work=owns_work
         )
-        return self._read_reply(reader, body, call_id, started)
+        return self._read_reply(reader, body, call_id, started_at)
 
     def _read_reply(
-        self, reader: ChatResponseReader, body: dict[str, Any], call_id: str, started: float
+        self, reader: ChatResponseReader, body: dict[str, Any], call_id: str, started_at: float
     ) -> ChatReply:
         """Return the complete reply, which may be empty. Raise `Failed` if it was cut off."""
         partial = reader.reply
@@ -535,14 +537,14 @@ class OpenAIModel:
             finish_reason,
             count_usage(partial.usage, prompt_chars, partial.size, self._settings),
             partial.model or body["model"],
-            round((time.monotonic() - started) * 1000),
+            round((time.monotonic() - started_at) * 1000),
             calls=calls,
             reasoning=json.dumps(reasoning, ensure_ascii=False) if reasoning else "",
             digits=tuple(partial.digits),
             earlier_digits=tuple(partial.earlier_digits),
         )
 
-    async def _exchange(
+    async def _exchange_request(
         self,
         method: str,
         url: URL,
@@ -579,7 +581,7 @@ class OpenAIModel:
             ) from timeout
         reader.raise_refusal()
 
-    async def _retry(
+    async def _retry_until(
         self,
         call_id: str,
         deadline: datetime | None,
@@ -628,7 +630,7 @@ class OpenAIModel:
             await asyncio.sleep(delay)
         raise AssertionError  # pragma: no cover - count() does not end
 
-    def _translate(self, error: Rejected) -> ConfigurationError | ModelReplyInvalid:
+    def _translate_error(self, error: Rejected) -> ConfigurationError | ModelReplyInvalid:
         if is_overflow(error):
             return ContextOverflow(
                 f"the conversation is longer than the window of model {self._model} at "

@@ -55,7 +55,7 @@ async def local_model_server(
     parameters = ServerParameters(
         model=str(weights),
         name=settings.model or weights.name.removesuffix(".gguf"),
-        threads=max(1, _cores() - 1),
+        threads=max(1, _count_cores() - 1),
         slots=_SLOTS,
         context_tokens=settings.assumed_window,
         api_key=secrets.token_hex(16),
@@ -66,12 +66,12 @@ async def local_model_server(
         "calls)"
     )
     log_path = data_dir / "logs" / "local-model.log"
-    async with _child(parameters, log_path) as port:
+    async with _run_child(parameters, log_path) as port:
         on_progress("the local model is ready")
         yield f"http://{parameters.api_key}@127.0.0.1:{port}/v1"
 
 
-def _cores() -> int:
+def _count_cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
@@ -81,13 +81,13 @@ def download_progress(report_progress: Callable[[str], None]) -> Callable[[int, 
     """
     last = -_PROGRESS_STEP
 
-    def report_percent(done: int, total: int) -> None:
+    def report_percent(received_bytes: int, total_bytes: int) -> None:
         nonlocal last
-        percent = min(done * 100 // total, 100) // _PROGRESS_STEP * _PROGRESS_STEP
+        percent = min(received_bytes * 100 // total_bytes, 100) // _PROGRESS_STEP * _PROGRESS_STEP
         if percent > last:
             last = percent
             report_progress(
-                f"fetching the local model, once: {percent} % of {total // 1_000_000} MB"
+                f"fetching the local model, once: {percent} % of {total_bytes // 1_000_000} MB"
             )
 
     return report_percent
@@ -134,11 +134,11 @@ class _Child:
         """
         pause = _PAUSE_SECONDS
         while self.process is not None:
-            started = time.monotonic()
+            started_at = time.monotonic()
             code = await self.process.wait()
             pause = (
                 _PAUSE_SECONDS
-                if time.monotonic() - started > _STABLE_SECONDS
+                if time.monotonic() - started_at > _STABLE_SECONDS
                 else min(pause * 2, _MAX_PAUSE_SECONDS)
             )
             log.warning("the local model ended; restarting it", exit_code=code, delay=pause)
@@ -153,11 +153,11 @@ class _Child:
     async def stop(self) -> None:
         """Stop the process and wait for its end."""
         if self.process is not None:
-            await _stop(self.process)
+            await _stop_process(self.process)
 
 
 @asynccontextmanager
-async def _child(parameters: ServerParameters, log_path: Path) -> AsyncIterator[int]:
+async def _run_child(parameters: ServerParameters, log_path: Path) -> AsyncIterator[int]:
     """Run the server, and restart it when it ends. Errors of the body are raised unchanged."""
     child = _Child(parameters, log_path)
     failure: BaseException | None = None
@@ -206,7 +206,7 @@ async def _wait_until_ready(
     return int(json.loads(line)["port"])
 
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
+async def _stop_process(process: asyncio.subprocess.Process) -> None:
     """Close the process's stdin, which ends it; kill it if it does not end."""
     if process.stdin is not None:
         process.stdin.close()

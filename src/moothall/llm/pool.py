@@ -56,7 +56,7 @@ class Connection(asyncio.Protocol):
         self.closed = False
         self.free_since = 0.0
         self._loop = loop
-        self._release = release
+        self._release_connection = release
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._reader: WholeResponseReader | None = None
@@ -108,14 +108,14 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(Failed(f"the response is not HTTP: {error}"))
+            self._fail_request(Failed(f"the response is not HTTP: {error}"))
             return
         overhead = self._received_bytes - self._body_bytes
         if self._done is None:
             if self._received_bytes:
                 self.close()
         elif overhead > _OVERHEAD_BYTES + _OVERHEAD_FACTOR * self._body_bytes:
-            self._fail(Failed(f"more than {_OVERHEAD_BYTES} bytes of headers"))
+            self._fail_request(Failed(f"more than {_OVERHEAD_BYTES} bytes of headers"))
         elif self._last_data and not self._is_idle_limited and self._timer is not None:
             self._is_idle_limited = True
             self._timer.cancel()
@@ -126,7 +126,7 @@ class Connection(asyncio.Protocol):
         self.closed = True
         self._transport = None
         if not self._status:
-            self._fail(
+            self._fail_request(
                 Failed(
                     f"Server disconnected: {exc}" if exc else "Server disconnected", at_once=True
                 )
@@ -134,7 +134,7 @@ class Connection(asyncio.Protocol):
         elif exc is None and not self._headers.keys() & {b"content-length", b"transfer-encoding"}:
             self.on_message_complete()
         else:
-            self._fail(
+            self._fail_request(
                 Failed(
                     f"Payload not completed: the connection was closed after {self._body_bytes} "
                     "bytes"
@@ -162,7 +162,7 @@ class Connection(asyncio.Protocol):
             try:
                 self._reader.start(status, self._headers)
             except Exception as error:  # noqa: BLE001 - raised in `send`
-                self._fail(error)
+                self._fail_request(error)
 
     def on_body(self, data: bytes) -> None:
         """Pass a piece of the body to the reader."""
@@ -173,7 +173,7 @@ class Connection(asyncio.Protocol):
         try:
             is_complete = self._reader.feed(data)
         except Exception as error:  # noqa: BLE001 - as above
-            self._fail(error)
+            self._fail_request(error)
             return
         if is_complete and self._timer is not None:
             # Only the end of the message is missing. The connection is useless if it does not come.
@@ -181,7 +181,7 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
             self._timer = self._loop.call_later(_REST_SECONDS, self.close)
             self._is_idle_limited = True
-            _resolve(self._done, None)
+            _resolve_future(self._done, None)
 
     def on_message_complete(self) -> None:
         """Release the connection for the next request, then end this one."""
@@ -199,8 +199,8 @@ class Connection(asyncio.Protocol):
         else:
             self.free_since = self._loop.time()
             self._received_bytes = 0
-            self._release(self)
-        _resolve(done, error)
+            self._release_connection(self)
+        _resolve_future(done, error)
 
     def _next_check(self) -> float:
         if not self._is_idle_limited:
@@ -210,16 +210,16 @@ class Connection(asyncio.Protocol):
     def _check_time(self) -> None:
         now = self._loop.time()
         if now >= self._until:
-            self._fail(TimeoutError())
+            self._fail_request(TimeoutError())
         elif self._is_idle_limited and now >= self._last_data + self._idle_seconds:
-            self._fail(Failed(f"the server sent nothing for {self._idle_seconds:g} s"))
+            self._fail_request(Failed(f"the server sent nothing for {self._idle_seconds:g} s"))
         else:
             self._timer = self._loop.call_at(self._next_check(), self._check_time)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail_request(self, error: Exception) -> None:
         done = self._clear_request()
         self.close()
-        _resolve(done, error)
+        _resolve_future(done, error)
 
     def _clear_request(self) -> asyncio.Future[None] | None:
         if self._timer is not None:
@@ -228,7 +228,7 @@ class Connection(asyncio.Protocol):
         return done
 
 
-def _resolve(future: asyncio.Future[None] | None, error: Exception | None) -> None:
+def _resolve_future(future: asyncio.Future[None] | None, error: Exception | None) -> None:
     if future is None or future.done():
         return
     if error is None:
@@ -279,12 +279,12 @@ class ConnectionPool:
         Raises `Failed` with the underlying error as its cause, `TimeoutError` at `until`, and the
         errors of the reader.
         """
-        connection = self._reuse() or await self._connect(until)
+        connection = self._find_free_connection() or await self._connect(until)
         if owns_work is not None and not owns_work():
-            self._release(connection)
+            self._release_connection(connection)
             raise asyncio.CancelledError
         head = self._heads.get((method, url)) or self._build_head(method, url)
-        extra = b"".join(_header(name, value) for name, value in (headers or {}).items())
+        extra = b"".join(_header_line(name, value) for name, value in (headers or {}).items())
         request = (
             b"%b%bContent-Length: %d\r\n\r\n%b" % (head, extra, len(body), body)
             if body
@@ -299,7 +299,7 @@ class ConnectionPool:
             connection.close()
         self._free.clear()
 
-    def _reuse(self) -> Connection | None:
+    def _find_free_connection(self) -> Connection | None:
         """Return the most recently used free connection. Close connections that were idle too
         long, because servers close them as well.
         """
@@ -311,7 +311,7 @@ class ConnectionPool:
             connection.close()
         return None
 
-    def _release(self, connection: Connection) -> None:
+    def _release_connection(self, connection: Connection) -> None:
         oldest = self._free[0] if self._free else None
         if oldest is not None and (
             oldest.closed or self._loop.time() - oldest.free_since > _MAX_IDLE_SECONDS
@@ -328,7 +328,7 @@ class ConnectionPool:
             else {}
         )
         head = f"{method} {target} HTTP/1.1\r\n".encode() + b"".join(
-            _header(name, value) for name, value in headers.items()
+            _header_line(name, value) for name, value in headers.items()
         )
         self._heads[method, url] = head
         return head
@@ -339,7 +339,7 @@ class ConnectionPool:
         host, port = (self._proxy or self.url).host or "", (self._proxy or self.url).port or 0
         try:
             async with asyncio.timeout(min(seconds, remaining)):
-                connection = await self._open(host, port)
+                connection = await self._open_connection(host, port)
         except TimeoutError as error:
             if remaining <= seconds:
                 raise
@@ -349,7 +349,7 @@ class ConnectionPool:
         self._all.add(connection)
         return connection
 
-    async def _addresses(self, host: str, port: int) -> list[Any]:
+    async def _resolve_addresses(self, host: str, port: int) -> list[Any]:
         with contextlib.suppress(
             socket.gaierror
         ):  # an address needs no resolver thread, which starts late on a busy machine
@@ -358,13 +358,13 @@ class ConnectionPool:
             )
         return await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
-    async def _open(self, host: str, port: int) -> Connection:
-        addresses = await self._addresses(host, port)
+    async def _open_connection(self, host: str, port: int) -> Connection:
+        addresses = await self._resolve_addresses(host, port)
         tcp_socket = await start_connection(
             addresses, happy_eyeballs_delay=_EYEBALLS_SECONDS, loop=self._loop
         )
         tcp_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection = Connection(self._loop, self._release)
+        connection = Connection(self._loop, self._release_connection)
         try:
             if self.url.scheme == "http":
                 await self._loop.create_connection(lambda: connection, sock=tcp_socket)
@@ -390,8 +390,8 @@ class ConnectionPool:
         authorization = self._proxy_authorization()
         request = b"CONNECT %b HTTP/1.1\r\n%b%b\r\n" % (
             address.encode(),
-            _header("Host", address),
-            _header("Proxy-Authorization", authorization) if authorization else b"",
+            _header_line("Host", address),
+            _header_line("Proxy-Authorization", authorization) if authorization else b"",
         )
         await self._loop.sock_sendall(tcp_socket, request)
         head = b""
@@ -452,7 +452,7 @@ def _find_proxy(url: URL) -> URL | None:
     return proxy
 
 
-def _header(name: str, value: str) -> bytes:
+def _header_line(name: str, value: str) -> bytes:
     if any(char in value for char in "\r\n\0"):
         raise ConfigurationError(
             f"the header {name} of a model call would contain a line break; check the key and the "

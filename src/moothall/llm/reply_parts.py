@@ -40,14 +40,14 @@ def split_thinking(text: str) -> tuple[str, str]:
     return text[: closed_tag.start()], text[closed_tag.end() :].lstrip("\n")
 
 
-def _is_answer(before: str) -> bool:
+def _is_answer(preceding_text: str) -> bool:
     """Return whether the text before a lone closing tag is part of the answer."""
-    if _ANSWER_TAG.search(before) or before.count(_FENCE) % 2:
+    if _ANSWER_TAG.search(preceding_text) or preceding_text.count(_FENCE) % 2:
         return True
-    if not before.lstrip().startswith("{"):
+    if not preceding_text.lstrip().startswith("{"):
         return False
     try:
-        json.JSONDecoder(strict=False).raw_decode(before.lstrip())
+        json.JSONDecoder(strict=False).raw_decode(preceding_text.lstrip())
     except (ValueError, RecursionError):
         return True  # the tag is inside an object that is not complete before it
     return False
@@ -95,22 +95,24 @@ def split_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> tuple[list[dic
         *_find_mistral_calls(text),
         *_find_json_calls(text),
     )
-    rest, position = [], 0
+    remaining_pieces, position = [], 0
     calls: list[dict[str, Any]] = []
     for begin, end, name, arguments in sorted(matches, key=lambda match: match[:2]):
         if name not in offered:
             continue
         if begin < position and end != position:
             continue  # within the arguments of another call
-        rest.append(text[position:begin])
+        remaining_pieces.append(text[position:begin])
         position = max(position, end)
         calls.append({"function": {"name": name, "arguments": arguments}})
-    return calls, _EMPTY_FENCE.sub("", "".join([*rest, text[position:]])).strip() if calls else text
+    return calls, _EMPTY_FENCE.sub(
+        "", "".join([*remaining_pieces, text[position:]])
+    ).strip() if calls else text
 
 
 def _find_hermes_calls(text: str) -> Iterator[CallMatch]:
     for opening in _HERMES.finditer(text):
-        value, end = _decode(text, opening.end())
+        value, end = _decode_json(text, opening.end())
         closing = _CLOSED.match(text, end)
         yield from _read_call(value, opening.start(), closing.end() if closing else end)
 
@@ -127,7 +129,7 @@ def _find_function_tags(text: str, offered: Mapping[str, Mapping[str, Any]]) -> 
 
 def _find_mistral_calls(text: str) -> Iterator[CallMatch]:
     for opening in _MISTRAL.finditer(text):
-        value, end = _decode(text, opening.end())
+        value, end = _decode_json(text, opening.end())
         for call in value if isinstance(value, list) else ():
             yield from _read_call(call, opening.start(), end)
 
@@ -139,14 +141,14 @@ def _find_json_calls(text: str) -> Iterator[CallMatch]:
     matches: list[CallMatch] = []
     end = 0
     while opening := _OBJECT.match(text, end):
-        value, end = _decode(text, opening.end())
+        value, end = _decode_json(text, opening.end())
         if end == opening.end():
             break
         matches += _read_call(value, opening.end(), end)
     if not text[end:].strip():
         yield from matches
     for fence in _FENCED.finditer(text):
-        value, end = _decode(fence[1], 0)
+        value, end = _decode_json(fence[1], 0)
         if not fence[1][end:].strip():
             yield from _read_call(value, *fence.span())
 
@@ -165,7 +167,7 @@ def _read_call(value: object, begin: int, end: int) -> Iterator[CallMatch]:
             )
 
 
-def _decode(text: str, begin: int) -> tuple[Any, int]:
+def _decode_json(text: str, begin: int) -> tuple[Any, int]:
     try:
         return json.JSONDecoder(strict=False).raw_decode(text, begin)
     except (ValueError, RecursionError):
@@ -217,20 +219,20 @@ class CallReader:
         size = 0
         for fragment in fragments if isinstance(fragments, list) else ():
             if isinstance(fragment, dict):
-                size += self._read(fragment, complete=complete)
+                size += self._read_fragment(fragment, complete=complete)
         return size
 
     def finish(self, seed: str) -> tuple[FunctionCall, ...]:
         """Return the calls. Missing and repeated ids are replaced by ids derived from `seed`, so
         that the same reply always gets the same ids.
         """
-        used: set[str] = set()
+        used_ids: set[str] = set()
         calls = []
         for number, call in enumerate(self.calls):
             call_id = call.call_id
-            if not call_id or call_id in used:
+            if not call_id or call_id in used_ids:
                 call_id = short_id(seed, str(number))
-            used.add(call_id)
+            used_ids.add(call_id)
             call.call_id = call_id
             calls.append(FunctionCall(call_id, call.name, call.arguments))
         return tuple(calls)
@@ -240,15 +242,15 @@ class CallReader:
         """The fields to send back with each call, by call id. Complete after `finish`."""
         return {call.call_id: call.extra for call in self.calls if call.extra}
 
-    def _read(self, fragment: Mapping[str, Any], *, complete: bool) -> int:
+    def _read_fragment(self, fragment: Mapping[str, Any], *, complete: bool) -> int:
         function = fragment.get("function")
         function = function if isinstance(function, dict) else {}
         call_id, name, arguments = (
-            _text(fragment.get("id")),
-            _text(function.get("name")),
+            _text_or_empty(fragment.get("id")),
+            _text_or_empty(function.get("name")),
             function.get("arguments"),
         )
-        call = None if complete else self._find(fragment.get("index"), call_id, name)
+        call = None if complete else self._find_call(fragment.get("index"), call_id, name)
         if call is None:
             if len(self.calls) >= MAX_CALLS:
                 return 0
@@ -271,7 +273,7 @@ class CallReader:
         )
         return size + len(name) + (len(json.dumps(call.extra)) if call.extra else 0)
 
-    def _find(self, index: object, call_id: str, name: str) -> _Call | None:
+    def _find_call(self, index: object, call_id: str, name: str) -> _Call | None:
         """Return the call that a fragment continues, or None if it begins a new call."""
         if isinstance(index, int):
             call = next((call for call in reversed(self.calls) if call.index == index), None)
@@ -350,7 +352,7 @@ def short_id(*parts: str) -> str:
     return digest(*parts)[:_ID_CHARS]
 
 
-def _text(value: object) -> str:
+def _text_or_empty(value: object) -> str:
     return encodable(value[:200]) if isinstance(value, str) else ""
 
 

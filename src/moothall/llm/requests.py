@@ -51,7 +51,7 @@ def strict_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
         isinstance(alternative, Mapping) and "properties" in alternative
         for alternative in alternatives
     ):
-        return _strict(schema)
+        return _strict_schema(schema)
     properties: dict[str, list[Any]] = {}
     for alternative in alternatives:
         for name, value in alternative["properties"].items():
@@ -68,23 +68,23 @@ def strict_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
         },
         "required": [name for name in properties if name in required],
     }
-    return _strict(merged)
+    return _strict_schema(merged)
 
 
-def _strict(schema: Mapping[str, Any]) -> dict[str, Any]:
-    strict: dict[str, Any] = _translate(schema)
+def _strict_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    strict: dict[str, Any] = _translate_schema(schema)
     return strict
 
 
-def _translate(value: Any) -> Any:
+def _translate_schema(value: Any) -> Any:
     if isinstance(value, list):
-        return [_translate(item) for item in value]
+        return [_translate_schema(item) for item in value]
     if not isinstance(value, Mapping):
         return value
     supported = {name: item for name, item in value.items() if name not in _UNSUPPORTED_KEYWORDS}
     if not isinstance(supported.get("properties"), Mapping):
         translated = {
-            name: item if name in {"enum", "const"} else _translate(item)
+            name: item if name in {"enum", "const"} else _translate_schema(item)
             for name, item in supported.items()
         }
         if translated.get("type") == "object":
@@ -92,15 +92,17 @@ def _translate(value: Any) -> Any:
         return translated
     required = set(supported.get("required", ()))
     properties = {
-        name: _translate(item) if name in required else _make_nullable(_translate(item))
+        name: _translate_schema(item)
+        if name in required
+        else _make_nullable(_translate_schema(item))
         for name, item in value["properties"].items()
     }
-    rest = {
-        name: _translate(item)
+    other_fields = {
+        name: _translate_schema(item)
         for name, item in supported.items()
         if name not in {"properties", "required", "additionalProperties"}
     }
-    return rest | {
+    return other_fields | {
         "properties": properties,
         "required": list(properties),
         "additionalProperties": False,
@@ -267,11 +269,14 @@ def read_metrics(text: str) -> ServerMetrics:
         if value is not None:
             samples.setdefault(name, []).append(value)
     return ServerMetrics(
-        **{field: _aggregate(field, samples.get(name)) for field, name in _METRIC_NAMES.items()}
+        **{
+            field: _aggregate_values(field, samples.get(name))
+            for field, name in _METRIC_NAMES.items()
+        }
     )
 
 
-def _aggregate(field: str, values: list[float] | None) -> float | None:
+def _aggregate_values(field: str, values: list[float] | None) -> float | None:
     if not values:
         return None
     return max(values) if field == "cache_used" else sum(values)
@@ -284,9 +289,9 @@ def _read_sample(line: str) -> tuple[str, float | None]:
     if line.startswith("#"):
         return "", None
     name = line.partition("{")[0].partition(" ")[0]
-    _, _, rest = line.rpartition("}") if "{" in line else line.partition(" ")
+    _, _, value_text = line.rpartition("}") if "{" in line else line.partition(" ")
     try:
-        value = float(rest.split()[0])
+        value = float(value_text.split()[0])
     except (IndexError, ValueError):
         return name, None
     return name, value if isfinite(value) and value >= 0 else None
@@ -416,10 +421,10 @@ def count_usage(
         read_count(reported.get("prompt_tokens")),
         read_count(reported.get("completion_tokens")),
     )
-    cached = _detail(reported, "prompt_tokens_details", "cached_tokens") or read_count(
+    cached = _usage_detail(reported, "prompt_tokens_details", "cached_tokens") or read_count(
         reported.get("prompt_cache_hit_tokens")
     )
-    reasoning = _detail(reported, "completion_tokens_details", "reasoning_tokens")
+    reasoning = _usage_detail(reported, "completion_tokens_details", "reasoning_tokens")
     if completion and read_count(reported.get("total_tokens")) == prompt + completion + reasoning:
         completion += reasoning  # some servers count reasoning beside the completion
     prompt = prompt or prompt_chars // _CHARS_PER_TOKEN + 1
@@ -433,7 +438,7 @@ def count_usage(
     return Usage(prompt, cached, completion, 1, cost / 1_000_000, reasoning)
 
 
-def _detail(reported: Mapping[str, Any], group: str, name: str) -> int:
+def _usage_detail(reported: Mapping[str, Any], group: str, name: str) -> int:
     details = reported.get(group)
     return read_count(details.get(name)) if isinstance(details, dict) else 0
 

@@ -36,7 +36,7 @@ def responses_body(body: Mapping[str, Any], limit: int) -> dict[str, Any]:
     reply tokens, 0 for no limit.
     """
     payload = {name: body[name] for name in _SHARED_PARAMETERS if name in body}
-    payload["input"] = [item for message in body["messages"] for item in _items(message)]
+    payload["input"] = [item for message in body["messages"] for item in _input_items(message)]
     if limit:
         payload["max_output_tokens"] = limit
     if tools := body.get("tools"):
@@ -51,7 +51,7 @@ def responses_body(body: Mapping[str, Any], limit: int) -> dict[str, Any]:
     return payload
 
 
-def _items(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _input_items(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     if message["role"] == "tool":
         return [
             {
@@ -125,7 +125,7 @@ class ResponsesReply(PartialReply):
             self._add_item(event.get("output_index"), event.get("item"))
         response = event.get("response") if kind else event
         if isinstance(response, dict) and (kind in _FINAL_EVENTS or not kind):
-            return self._complete(response)
+            return self._read_response(response)
         return ""
 
     def reasoning_fields(self) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class ResponsesReply(PartialReply):
         self.output[index if isinstance(index, int) else len(self.output)] = item
         self.size += len(str(item))
 
-    def _complete(self, response: Mapping[str, Any]) -> str:
+    def _read_response(self, response: Mapping[str, Any]) -> str:
         """Read the complete response. Raise `BrokenStream` if it failed."""
         if isinstance(response.get("error"), dict):
             error = describe_error({"error": response["error"]})

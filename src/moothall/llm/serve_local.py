@@ -62,17 +62,17 @@ class LocalEngine:
             "temperature": 0.0,
             "id_slot": slot,
         }
-        await self._post("/v1/chat/completions", body)
+        await self._post_json("/v1/chat/completions", body)
 
     async def save(self, slot: int, name: str) -> None:
         """Save the slot's state to a file."""
-        await self._post(f"/slots/{slot}?action=save", {"filename": name})
+        await self._post_json(f"/slots/{slot}?action=save", {"filename": name})
 
     async def restore(self, slot: int, name: str) -> None:
         """Restore the slot's state from a file."""
-        await self._post(f"/slots/{slot}?action=restore", {"filename": name})
+        await self._post_json(f"/slots/{slot}?action=restore", {"filename": name})
 
-    async def _post(self, path: str, body: dict[str, Any]) -> None:
+    async def _post_json(self, path: str, body: dict[str, Any]) -> None:
         try:
             async with self.session.post(path, json=body) as response:
                 text = await response.text()
@@ -89,7 +89,7 @@ class Slot:
     number: int
     text: str = ""
     busy: bool = False
-    used: int = 0
+    last_use: int = 0
     saved: bool = True
 
 
@@ -132,7 +132,7 @@ class KvCacheSlots:
             await asyncio.sleep(_GATHER_SECONDS)
             async with self._free:
                 async with self._preparing:
-                    slot = await self._prepare(messages, prompt)
+                    slot = await self._prepare_slot(messages, prompt)
                 try:
                     yield slot
                 finally:
@@ -146,18 +146,18 @@ class KvCacheSlots:
             if not name.startswith(_KEPT_PREFIX):
                 (self.folder / name).unlink(missing_ok=True)
 
-    async def _prepare(self, messages: Messages, prompt: str) -> Slot:
+    async def _prepare_slot(self, messages: Messages, prompt: str) -> Slot:
         free = [slot for slot in self.slots if not slot.busy]
-        slot = max(free, key=lambda slot: (common_prefix_length(slot.text, prompt), -slot.used))
+        slot = max(free, key=lambda slot: (common_prefix_length(slot.text, prompt), -slot.last_use))
         if (
             common_prefix_length(self._nearest_saved(prompt), prompt)
             > common_prefix_length(slot.text, prompt) + _MIN_GAIN_CHARS
         ):
-            slot = min(free, key=lambda slot: slot.used)
+            slot = min(free, key=lambda slot: slot.last_use)
         self._clock += 1
-        slot.busy, slot.used = True, self._clock
+        slot.busy, slot.last_use = True, self._clock
         try:
-            await self._fill(slot, messages, prompt)
+            await self._fill_slot(slot, messages, prompt)
         except EngineRefused:
             slot.text = ""  # its state is unknown, so the prompt is computed again
         except BaseException:
@@ -169,15 +169,15 @@ class KvCacheSlots:
     def _nearest_saved(self, prompt: str) -> str:
         return max(self._saved, key=lambda text: common_prefix_length(text, prompt), default="")
 
-    async def _fill(self, slot: Slot, messages: Messages, prompt: str) -> None:
+    async def _fill_slot(self, slot: Slot, messages: Messages, prompt: str) -> None:
         if not slot.saved and len(slot.text) > _MIN_GAIN_CHARS and not prompt.startswith(slot.text):
-            await self._save(slot, slot.text)
+            await self._save_slot(slot, slot.text)
         saved = self._nearest_saved(prompt)
         if (
             common_prefix_length(saved, prompt)
             > common_prefix_length(slot.text, prompt) + _MIN_GAIN_CHARS
         ):
-            await self._restore(slot, saved)
+            await self._restore_slot(slot, saved)
         system = (
             as_text(messages[:1])
             if len(messages) > 1 and messages[0].get("role") == "system"
@@ -187,10 +187,13 @@ class KvCacheSlots:
             await self._load_system(slot, system, messages[:1])
         other_prompts = list(self._prompts)
         other_prompts.remove(prompt)
-        shared = max((common_prefix_length(other, prompt) for other in other_prompts), default=0)
-        if shared > common_prefix_length(slot.text, prompt) + _MIN_GAIN_CHARS:
-            await self.engine.compute(slot.number, truncate(messages, shared))
-            await self._save(slot, prompt[:shared])
+        shared_chars = max(
+            (common_prefix_length(other_prompt, prompt) for other_prompt in other_prompts),
+            default=0,
+        )
+        if shared_chars > common_prefix_length(slot.text, prompt) + _MIN_GAIN_CHARS:
+            await self.engine.compute(slot.number, truncate(messages, shared_chars))
+            await self._save_slot(slot, prompt[:shared_chars])
 
     async def _load_system(self, slot: Slot, system: str, messages: Messages) -> None:
         """Restore the system message's state from an earlier run, or compute and store it for later
@@ -204,7 +207,7 @@ class KvCacheSlots:
                 self._saved[system], slot.text = name, system
                 return
         await self.engine.compute(slot.number, messages)
-        await self._save(slot, system)
+        await self._save_slot(slot, system)
         (self.folder / self._saved[system]).replace(self.folder / name)
         self._saved[system] = name
         files = sorted(self.folder.glob(f"{_KEPT_PREFIX}*"), key=lambda file: file.stat().st_mtime)
@@ -212,7 +215,7 @@ class KvCacheSlots:
             file.unlink(missing_ok=True)
             self._saved = {text: name for text, name in self._saved.items() if name != file.name}
 
-    async def _save(self, slot: Slot, text: str) -> None:
+    async def _save_slot(self, slot: Slot, text: str) -> None:
         name = f"run-{os.getpid()}-{digest(text)[:32]}"
         await self.engine.save(slot.number, name)
         slot.text, slot.saved = text, True
@@ -223,7 +226,7 @@ class KvCacheSlots:
         for old_text in run_texts[: -self.limit]:
             (self.folder / self._saved.pop(old_text)).unlink(missing_ok=True)
 
-    async def _restore(self, slot: Slot, text: str) -> None:
+    async def _restore_slot(self, slot: Slot, text: str) -> None:
         name = self._saved.pop(text)
         await self.engine.restore(slot.number, name)
         self._saved[text] = name  # the most recently used is last
@@ -286,13 +289,15 @@ class LocalProxy:
 
     def application(self) -> web.Application:
         """Return the server's routes."""
-        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._authorize])
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/tokenize", self._tokenize)
+        app = web.Application(
+            client_max_size=_MAX_BODY_BYTES, middlewares=[self._authorize_request]
+        )
+        app.router.add_get("/v1/models", self._handle_models)
+        app.router.add_post("/v1/chat/completions", self._handle_chat)
+        app.router.add_post("/tokenize", self._handle_tokenize)
         return app
 
-    async def _models(self, _request: web.Request) -> web.StreamResponse:
+    async def _handle_models(self, _request: web.Request) -> web.StreamResponse:
         return web.json_response(
             {
                 "object": "list",
@@ -300,43 +305,45 @@ class LocalProxy:
             }
         )
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
+    async def _handle_chat(self, request: web.Request) -> web.StreamResponse:
         try:
             body = await request.json()
         except ValueError:
-            return _error(400, "the body is not JSON")
+            return _error_response(400, "the body is not JSON")
         if not isinstance(body, dict) or not _are_messages(body.get("messages")):
-            return _error(
+            return _error_response(
                 400, "`messages` must be a list of objects with the strings `role` and `content`"
             )
         if body.get("model") not in {self.name, None}:
-            return _error(
+            return _error_response(
                 404, f"the model `{body['model']}` does not exist; this server has `{self.name}`"
             )
         if body.get("n", 1) != 1:
-            return _error(400, "`n` must be 1; repeat the request for another reply")
+            return _error_response(400, "`n` must be 1; repeat the request for another reply")
         async with self.states.slot_for(body["messages"]) as slot:
-            return await self._forward(
+            return await self._forward_request(
                 request, {**body, "id_slot": slot.number, "cache_prompt": True}
             )
 
-    async def _tokenize(self, request: web.Request) -> web.StreamResponse:
+    async def _handle_tokenize(self, request: web.Request) -> web.StreamResponse:
         """Return the number of tokens, for the request format of vLLM and of llama.cpp."""
         try:
             body = await request.json()
         except ValueError:
-            return _error(400, "the body is not JSON")
+            return _error_response(400, "the body is not JSON")
         text = body.get("prompt", body.get("content")) if isinstance(body, dict) else None
         if not isinstance(text, str):
-            return _error(400, "`prompt` must be a string")
+            return _error_response(400, "`prompt` must be a string")
         try:
             async with self.session.post("/tokenize", json={"content": text}) as reply:
                 tokens = (await reply.json())["tokens"]
         except (aiohttp.ClientError, ValueError, KeyError) as error:
-            return _error(503, f"the engine did not answer: {error}")
+            return _error_response(503, f"the engine did not answer: {error}")
         return web.json_response({"count": len(tokens)})
 
-    async def _forward(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    async def _forward_request(
+        self, request: web.Request, body: dict[str, Any]
+    ) -> web.StreamResponse:
         response: web.StreamResponse | None = None
         try:
             async with self.session.post("/v1/chat/completions", json=body) as reply:
@@ -349,16 +356,18 @@ class LocalProxy:
                 await response.write_eof()
         except aiohttp.ClientError as error:
             if response is None:
-                return _error(503, f"the engine did not answer: {error}")
+                return _error_response(503, f"the engine did not answer: {error}")
             if request.transport is not None:  # the caller must see that the response is incomplete
                 request.transport.abort()
         return response
 
     @web.middleware
-    async def _authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _authorize_request(
+        self, request: web.Request, handler: Handler
+    ) -> web.StreamResponse:
         authorization = request.headers.get("Authorization", "")
         if not hmac.compare_digest(authorization.encode(), f"Bearer {self.api_key}".encode()):
-            return _error(401, "wrong or missing API key")
+            return _error_response(401, "wrong or missing API key")
         return await handler(request)
 
 
@@ -375,7 +384,7 @@ def _are_messages(messages: object) -> bool:
     )
 
 
-def _error(status: int, message: str) -> web.Response:
+def _error_response(status: int, message: str) -> web.Response:
     return web.json_response({"error": {"message": message, "code": status}}, status=status)
 
 
@@ -471,7 +480,7 @@ async def _wait_for_parent_end() -> None:
     await ended.wait()
 
 
-async def _serve(parameters: ServerParameters, output: Any) -> None:
+async def _run_server(parameters: ServerParameters, output: Any) -> None:
     key = secrets.token_hex(16)
     engine = _start_engine(parameters, key)
     async with serve_proxy(
@@ -497,7 +506,7 @@ def main() -> None:
     line = b""
     while not line.endswith(b"\n"):  # unbuffered, since the next read must see the closed pipe
         line += os.read(0, 1) or b"\n"
-    asyncio.run(_serve(ServerParameters(**json.loads(line)), output))
+    asyncio.run(_run_server(ServerParameters(**json.loads(line)), output))
     # The engine's threads may still be processing a call that no caller waits for.
     os._exit(0)
 

@@ -195,7 +195,7 @@ async def _check_server(settings: LlmSettings, base_url: str) -> None:
                 f"{url} does not answer in time; check {_SETTING} and that the server is running"
             ) from error
         except Failed as failure:
-            raise _explain(url, failure) from failure
+            raise _explain_failure(url, failure) from failure
         except ModelReplyInvalid as error:
             raise ConfigurationError(error.message) from error
     status = response.status
@@ -249,22 +249,22 @@ def _is_list(body: bytes) -> bool:
 
 def _check_names(settings: LlmSettings, url: URL, response: WholeResponseReader) -> None:
     try:
-        listed = read_models(response.body)
+        served_models = read_models(response.body)
     except ValueError as error:
         raise ConfigurationError(
             f"{url}/models returned {one_line(response.content_type)}, not a list of models; set "
             f"{_SETTING} to the root of an OpenAI-compatible API, which usually ends with /v1"
         ) from error
-    if settings.model and settings.model not in listed:
+    if settings.model and settings.model not in served_models:
         raise ConfigurationError(
             f"{url} has no model {settings.model!r}; it has: "
-            f"{', '.join(listed)[:_NAMES_SHOWN] or 'none'} (MOOTHALL_LLM__MODEL)"
+            f"{', '.join(served_models)[:_NAMES_SHOWN] or 'none'} (MOOTHALL_LLM__MODEL)"
         )
-    if not listed:
+    if not served_models:
         raise ConfigurationError(f"{url} lists no models; name one with MOOTHALL_LLM__MODEL")
 
 
-def _explain(url: URL, failure: Failed) -> ConfigurationError | ModelUnavailable:
+def _explain_failure(url: URL, failure: Failed) -> ConfigurationError | ModelUnavailable:
     """Return an error that explains why the server cannot be reached or does not answer."""
     address, reason = f"{url.host}:{url.port}", one_line(failure.reason)
     match failure.__cause__:

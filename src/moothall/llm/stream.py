@@ -143,7 +143,7 @@ class PartialReply:
         usage = chunk.get("usage")
         if isinstance(usage, dict):
             self.usage = usage
-        text = "".join(map(self._add_choice, _choices(chunk)))
+        text = "".join(map(self._add_choice, _choices_of(chunk)))
         if not text:
             return ""
         # JSON may contain lone surrogates, which logs and hashes cannot encode.
@@ -177,12 +177,16 @@ class PartialReply:
         if isinstance(refusal := delta.get("refusal"), str) and refusal:
             self.refusal.append(encodable(refusal))
             self.size += len(refusal)
-        return self._text(delta.get("content"))
+        return self._content_text(delta.get("content"))
 
-    def _text(self, content: object) -> str:
+    def _content_text(self, content: object) -> str:
         """Return the text of a message's content, which may be a list of parts."""
         if not isinstance(content, list):
-            return str(content or "") if not isinstance(content, dict) else self._text([content])
+            return (
+                str(content or "")
+                if not isinstance(content, dict)
+                else self._content_text([content])
+            )
         texts = []
         for part in content:
             if isinstance(part, str):
@@ -243,7 +247,7 @@ def _number_probabilities(token: object) -> Likely:
     return tuple(probabilities.items())
 
 
-def _load(data: str) -> Any:
+def _load_json(data: str) -> Any:
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -257,7 +261,7 @@ def read_chunk(data: str) -> dict[str, Any] | None:
     if data.strip() in _NO_CHUNK:
         return None
     try:
-        chunk = _load(data)
+        chunk = _load_json(data)
     except (ValueError, RecursionError) as error:
         raise BrokenStream(f"a part of the response is not JSON: {data[:80]!r}") from error
     if not isinstance(chunk, dict):
@@ -268,7 +272,7 @@ def read_chunk(data: str) -> dict[str, Any] | None:
     return chunk
 
 
-def _choices(chunk: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _choices_of(chunk: Mapping[str, Any]) -> list[dict[str, Any]]:
     choices = chunk.get("choices") or []
     if isinstance(choices, list):
         first_choices = [

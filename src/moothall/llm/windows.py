@@ -43,14 +43,14 @@ async def find_window(fetch: Fetch, url: URL, model: str) -> tuple[int, str]:
     none of these paths; their windows come from the table of known models.
     """
     if url.scheme == "https":
-        known = find_model(str(url), model)
-        return (min(known.window, _MAX_KNOWN_WINDOW), SOURCE) if known else (0, "")
+        listed_model = find_model(str(url), model)
+        return (min(listed_model.window, _MAX_KNOWN_WINDOW), SOURCE) if listed_model else (0, "")
     props = await fetch("GET", url.with_path("/props"), None)
     settings = props.get("default_generation_settings") if isinstance(props, dict) else None
     if isinstance(settings, dict) and (window := read_count(settings.get("n_ctx"))):
         return window, "/props of llama.cpp"
-    listed = await fetch("GET", url.with_path("/api/v0/models"), None)
-    for entry in _dicts(listed, "data"):
+    models = await fetch("GET", url.with_path("/api/v0/models"), None)
+    for entry in _read_dicts(models, "data"):
         if entry.get("id") == model and (window := window_of(entry)):
             return window, "/api/v0/models of LM Studio"
     if (
@@ -80,7 +80,7 @@ async def _ollama_window(fetch: Fetch, url: URL, model: str) -> tuple[int, str]:
     loaded = next(
         (
             read_count(entry.get("context_length"))
-            for entry in _dicts(running, "models")
+            for entry in _read_dicts(running, "models")
             if model in {entry.get("name"), entry.get("model")}
         ),
         0,
@@ -97,7 +97,7 @@ async def _ollama_window(fetch: Fetch, url: URL, model: str) -> tuple[int, str]:
     return (min(window, max_window) if max_window else window), source
 
 
-def _dicts(value: object, name: str) -> list[dict[str, Any]]:
+def _read_dicts(value: object, name: str) -> list[dict[str, Any]]:
     items = value.get(name) if isinstance(value, dict) else None
     return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 

@@ -101,11 +101,11 @@ REQUEST_PARAMS: Mapping[str, _ApplyParam] = {
 
 def check_protocol(name: str) -> ProtocolName:
     """Return the protocol, the default one for an empty name. Raises `InvalidRequest`."""
-    chosen = name.strip().lower() or DEFAULT_PROTOCOL
+    protocol_name = name.strip().lower() or DEFAULT_PROTOCOL
     for protocol in PROTOCOLS:
-        if protocol == chosen:
+        if protocol == protocol_name:
             return protocol
-    matches = get_close_matches(chosen, PROTOCOLS, 1)
+    matches = get_close_matches(protocol_name, PROTOCOLS, 1)
     hint = f"; did you mean {matches[0]}?" if matches else ""
     raise InvalidRequest(f"unknown protocol {name[:40]!r}; there are {', '.join(PROTOCOLS)}{hint}")
 
@@ -163,21 +163,21 @@ class CouncilRegistry:
     async def run(self) -> None:
         """Follow the events until cancelled."""
         async for recorded in self._bus.follow(TOPICS, self._seq):
-            self._apply(recorded)
+            self._apply_recorded(recorded)
 
     async def refresh(self) -> None:
         """Read the events since the last time."""
         async for recorded in self._bus.replay(TOPICS, self._seq):
-            self._apply(recorded)
+            self._apply_recorded(recorded)
 
     def find(self, role: str, tenant: str) -> Council | None:
         """Return the council of a role, None for the default one. Raises `NoCouncil` for a deleted
         or empty council.
         """
-        known = self._tenants.get(tenant, {})
-        if role not in known:
+        councils = self._tenants.get(tenant, {})
+        if role not in councils:
             return None
-        council = known[role]
+        council = councils[role]
         if council is None:
             raise NoCouncil(f"the {role} council was deleted; make one with CreateCouncil")
         if not council.agents:
@@ -189,13 +189,13 @@ class CouncilRegistry:
 
     async def list(self, principal: Principal, role: str = "") -> Sequence[Council]:
         """Return the configured councils, sorted by role; `role` selects one."""
-        wanted_role = read_role(role) if role else ""
+        selected_role = read_role(role) if role else ""
         await self.refresh()
-        known = self._tenants.get(principal.tenant, {})
+        councils = self._tenants.get(principal.tenant, {})
         return [
             council
-            for name, council in sorted(known.items())
-            if council is not None and wanted_role in {"", name}
+            for name, council in sorted(councils.items())
+            if council is not None and selected_role in {"", name}
         ]
 
     async def create(
@@ -211,7 +211,7 @@ class CouncilRegistry:
                 f"num_agents is {num_agents}; a council has 1 to {self._limits.agents} agents "
                 "(limits.agents)"
             )
-        config = self._check(config)
+        config = self._check_config(config)
         council = Council(
             role, tuple(Agent(seat_id(role, number)) for number in range(1, count + 1)), config
         )
@@ -220,7 +220,7 @@ class CouncilRegistry:
             "agents": [dump(agent) for agent in council.agents],
             "config": dump(config),
         }
-        return await self._change(EventType.COUNCIL_CREATED, data, principal)
+        return await self._publish_change(EventType.COUNCIL_CREATED, data, principal)
 
     async def delete(self, role: str, principal: Principal) -> Council:
         """Delete a council and return it. Requests for the role are refused until another council
@@ -228,7 +228,7 @@ class CouncilRegistry:
         """
         role = read_role(role)
         council = await self._require_council(role, principal)
-        await self._change(EventType.COUNCIL_DELETED, {"role": role}, principal)
+        await self._publish_change(EventType.COUNCIL_DELETED, {"role": role}, principal)
         return council
 
     async def register(self, role: str, agent: Agent, principal: Principal) -> Council:
@@ -243,7 +243,7 @@ class CouncilRegistry:
                 f"the {role} council has {len(council.agents)} agents, and no more fit in "
                 "(limits.agents)"
             )
-        return await self._change(
+        return await self._publish_change(
             EventType.AGENT_REGISTERED, {"role": role, "agent": dump(agent)}, principal
         )
 
@@ -255,7 +255,7 @@ class CouncilRegistry:
         if council.agent(agent_id) is None:
             agent_ids = ", ".join(agent.id for agent in council.agents) or "none"
             raise NotFound(f"no agent {agent_id!r} in the {role} council; its agents: {agent_ids}")
-        return await self._change(
+        return await self._publish_change(
             EventType.AGENT_UNREGISTERED, {"role": role, "agent_id": agent_id}, principal
         )
 
@@ -266,7 +266,7 @@ class CouncilRegistry:
             raise NotFound(f"no council was made for {role}; make one with CreateCouncil")
         return council
 
-    async def _change(
+    async def _publish_change(
         self, event_type: EventType, data: Mapping[str, Any], principal: Principal
     ) -> Council:
         """Publish a change unless it has no effect, read it back, and return the resulting council.
@@ -275,14 +275,14 @@ class CouncilRegistry:
         event, a later one is another.
         """
         await self.refresh()
-        known = self._tenants.get(principal.tenant, {})
+        councils = self._tenants.get(principal.tenant, {})
         role = data["role"]
         ordinal = f"{self._seq}-{digest(principal.tenant, str(data))}"
         event = write(
             event_type, f"council-{role}", dict(data), ordinal=ordinal, tenant=principal.tenant
         )
-        after = apply_event(known, event)
-        if after != known:
+        changed_councils = apply_event(councils, event)
+        if changed_councils != councils:
             seq = await self._bus.publish(event)
             await self.refresh()
             await self._check_order(event, seq)
@@ -297,14 +297,14 @@ class CouncilRegistry:
             councils = _apply_event(councils, recorded)
         apply_event(councils, event)
 
-    def _apply(self, recorded: Recorded) -> None:
+    def _apply_recorded(self, recorded: Recorded) -> None:
         if recorded.seq <= self._seq:
             return
         self._seq = recorded.seq
         tenant = recorded.event.tenant
         self._tenants[tenant] = _apply_event(self._tenants.get(tenant, {}), recorded)
 
-    def _check(self, config: CouncilConfig) -> CouncilConfig:
+    def _check_config(self, config: CouncilConfig) -> CouncilConfig:
         if not 0 <= config.rounds <= MAX_REQUEST_ROUNDS:
             raise InvalidRequest(
                 f"deliberation_rounds is {config.rounds}; allowed are 0 to {MAX_REQUEST_ROUNDS}"
@@ -377,10 +377,10 @@ def apply_event(councils: Councils, event: Event) -> Councils:
         return {**councils, role: None}
     if event.type is EventType.AGENT_REGISTERED:
         agent = load(Agent, event.data.get("agent"))
-        known = council.agent(agent.id)
-        if known is None:
+        registered = council.agent(agent.id)
+        if registered is None:
             return {**councils, role: replace(council, agents=(*council.agents, agent))}
-        if known != agent:
+        if registered != agent:
             raise AlreadyExists(
                 f"{agent.id!r} is in the {role} council with other data; unregister it first"
             )

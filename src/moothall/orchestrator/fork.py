@@ -23,7 +23,7 @@ from moothall.domain.event import (
     deliberation_topics,
     steering_event_id,
 )
-from moothall.domain.ids import Principal, TaskKey, check_task_id, key_of, own_id, seat_named
+from moothall.domain.ids import Principal, TaskKey, check_task_id, find_seat, key_of, own_id
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import Beginning, Deliberation, DeliberationRequest, Fork, RepositoryRef
 from moothall.domain.tool import ToolStatus
@@ -125,15 +125,15 @@ def conversation_text(earlier: Sequence[EndedTask], budget: int) -> str:
     exchanges = [
         Exchange(
             fence("asked", task.deliberation.description),
-            fence("answered", _answer(task)),
-            _summarize(task),
+            fence("answered", _answer_of(task)),
+            _summarize_task(task),
         )
         for task in reversed(earlier)
     ]
     return "\n\n".join(message.content for message in fit_to_window((), exchanges, budget))
 
 
-def _answer(task: EndedTask) -> str:
+def _answer_of(task: EndedTask) -> str:
     outcome = task.outcome
     if not outcome.winner_id or not outcome.results:
         return f"(no answer: {outcome.error_message})"
@@ -145,8 +145,8 @@ def _answer(task: EndedTask) -> str:
     )
 
 
-def _summarize(task: EndedTask) -> str:
-    answer = " ".join(_answer(task).split())
+def _summarize_task(task: EndedTask) -> str:
+    answer = " ".join(_answer_of(task).split())
     return fence(
         "answered",
         answer if len(answer) <= _MAX_SUMMARY_CHARS else f"{answer[: _MAX_SUMMARY_CHARS - 1]}…",
@@ -256,7 +256,7 @@ def _find_seat(
             if event.type is EventType.DELIBERATION_DECIDED
         ]
         return next((seat for seat in winners if seat in source.seats), source.seats[0])
-    if (seat := seat_named(requested_name, source.seats)) is None:
+    if (seat := find_seat(requested_name, source.seats)) is None:
         raise NotFound(
             f"no seat {requested_name[:80]!r} in {name}; there are {', '.join(source.seats)}"
         )

@@ -287,8 +287,8 @@ def _check_texts(request: DeliberationRequest, limits: LimitSettings) -> None:
 
 def _check_head(request: DeliberationRequest, *, judges: bool) -> None:
     """Raise `InvalidRequest` if a change to judge is missing, not expected, or cannot be judged."""
-    given = bool(request.head or request.merge)
-    if judges and not given:
+    has_change = bool(request.head or request.merge)
+    if judges and not has_change:
         raise InvalidRequest("the protocol judge needs a head: the branch or commit to judge")
     if request.head and not judges:
         raise InvalidRequest("a head is judged under the protocol judge only")
@@ -393,8 +393,8 @@ def digest_request(request: DeliberationRequest, principal: Principal) -> str:
 
 def _check_range(name: str, value: int, low: int, high: int, setting: str = "") -> int:
     if not low <= value <= high:
-        where = f" here ({setting})" if setting else ""
-        raise InvalidRequest(f"{name} is {value}; allowed are {low} to {high}{where}")
+        hint = f" here ({setting})" if setting else ""
+        raise InvalidRequest(f"{name} is {value}; allowed are {low} to {high}{hint}")
     return value
 
 

@@ -135,15 +135,15 @@ def solve_share(model: str, tasks: Sequence[PastTask], expected: float = 0.5) ->
 
 
 def pair_share(
-    pair: tuple[str, str], tasks: Sequence[PastTask], others: Sequence[PastTask]
+    pair: tuple[str, str], tasks: Sequence[PastTask], prior_tasks: Sequence[PastTask]
 ) -> float:
     """Return the expected share of tasks that at least one of two seats solves: the share of the
     better one, and that of the other among the tasks that the better one fails.
 
     The latter is counted on tasks on which both worked. Its prior is the share of the second model,
-    and 0 for another seat of the same model. `others`: tasks of other kinds, for the priors.
+    and 0 for another seat of the same model. `prior_tasks`: tasks of other kinds, for the priors.
     """
-    shares = {model: solve_share(model, tasks, solve_share(model, others)) for model in pair}
+    shares = {model: solve_share(model, tasks, solve_share(model, prior_tasks)) for model in pair}
     best = max(shares.values())
     together = []
     for first, second in {pair, pair[::-1]}:
@@ -158,35 +158,37 @@ def count_rescued(first: str, second: str, tasks: Sequence[PastTask]) -> tuple[i
     """Return the number of tasks that a seat with the first model failed while one with the second
     worked on them, and the number of those that the second solved.
     """
-    outcomes = [pair for pair in _pairs(first, second, tasks) if not pair[0].solved]
-    return len(outcomes), sum(other.solved for _, other in outcomes)
+    outcomes = [pair for pair in _pair_attempts(first, second, tasks) if not pair[0].solved]
+    return len(outcomes), sum(second_attempt.solved for _, second_attempt in outcomes)
 
 
 def count_together(pair: tuple[str, str], tasks: Sequence[PastTask]) -> tuple[int, int]:
     """Return the number of tasks on which seats with both models worked, and the number of those
     that at least one of these two seats solved.
     """
-    outcomes = _pairs(*pair, tasks)
-    return len(outcomes), sum(one.solved or other.solved for one, other in outcomes)
+    outcomes = _pair_attempts(*pair, tasks)
+    return len(outcomes), sum(first.solved or second.solved for first, second in outcomes)
 
 
-def _pairs(first: str, second: str, tasks: Sequence[PastTask]) -> list[tuple[Attempt, Attempt]]:
+def _pair_attempts(
+    first: str, second: str, tasks: Sequence[PastTask]
+) -> list[tuple[Attempt, Attempt]]:
     """Return a seat with each model of the tasks on which both worked."""
     pairs = []
     for task in tasks:
-        ones, others = _of_model(task, first), _of_model(task, second)
+        first_attempts, second_attempts = _of_model(task, first), _of_model(task, second)
         if first == second:
-            others = others[1:]
-        if ones and others:
-            pairs.append((ones[0], others[0]))
+            second_attempts = second_attempts[1:]
+        if first_attempts and second_attempts:
+            pairs.append((first_attempts[0], second_attempts[0]))
     return pairs
 
 
 def choose_models(
-    kind: TaskKind, past: Sequence[PastTask], known: Sequence[str], seats: int, budget: Budget
+    kind: TaskKind, past: Sequence[PastTask], model_names: Sequence[str], seats: int, budget: Budget
 ) -> Choice:
     """Return the models, at most two, that solve most tasks of a kind for their cost. `seats` use
-    them in turn. `known` are the models of the settings.
+    them in turn. `model_names` are those of the settings.
 
     Models without a result are not chosen, and neither are models whose expected cost exceeds the
     budget, unless all do.
@@ -194,49 +196,56 @@ def choose_models(
     past = tuple(
         PastTask(task.kind, attempts)
         for task in past
-        if (attempts := tuple(one for one in task.attempts if one.model in known))
+        if (attempts := tuple(attempt for attempt in task.attempts if attempt.model in model_names))
     )
-    if len(past) < MIN_TASKS or not any(one.solved for task in past for one in task.attempts):
+    if len(past) < MIN_TASKS or not any(
+        attempt.solved for task in past for attempt in task.attempts
+    ):
         return Choice((), _too_little(past))
-    fields, tasks, others = _narrow(kind, past)
-    names = [name for name in known if any(_of_model(task, name) for task in past)]
-    priced = any(one.usage.cost_usd for task in past for one in task.attempts)
-    costs = {name: _mean_cost(name, tasks, others, priced=priced) for name in names}
+    fields, tasks, prior_tasks = _narrowest_kind(kind, past)
+    names = [name for name in model_names if any(_of_model(task, name) for task in past)]
+    priced = any(attempt.usage.cost_usd for task in past for attempt in task.attempts)
+    costs = {name: _mean_cost(name, tasks, prior_tasks, priced=priced) for name in names}
     limit = budget.cost_usd if priced else budget.tokens
     options = [
         Choice(
             models,
             "",
-            _share(models, tasks, others),
+            _solve_share_of(models, tasks, prior_tasks),
             sum(costs[models[number % len(models)]] for number in range(seats)),
         )
-        for models in _candidates(names, seats)
+        for models in _model_candidates(names, seats)
     ]
-    affordable = [one for one in options if not limit or one.cost <= limit]
+    affordable = [option for option in options if not limit or option.cost <= limit]
     if not affordable:
-        affordable = [min(options, key=lambda one: one.cost)]
-    dearest = max(one.cost for one in options) or 1.0
+        affordable = [min(options, key=lambda option: option.cost)]
+    dearest = max(option.cost for option in options) or 1.0
     chosen = max(
         affordable,
-        key=lambda one: (one.share - PRICE_OF_DEAREST * one.cost / dearest, -one.cost),
+        key=lambda option: (
+            option.share - PRICE_OF_DEAREST * option.cost / dearest,
+            -option.cost,
+        ),
     )
-    reason = _explain(chosen, affordable, tasks, _describe(kind, fields), priced=priced)
+    reason = _explain_choice(chosen, affordable, tasks, _describe_kind(kind, fields), priced=priced)
     return Choice(chosen.models, reason, chosen.share, chosen.cost)
 
 
-def _candidates(names: Sequence[str], seats: int) -> list[tuple[str, ...]]:
+def _model_candidates(names: Sequence[str], seats: int) -> list[tuple[str, ...]]:
     if seats == 1:
         return [(name,) for name in names]
     return list(combinations_with_replacement(names, PAIR))
 
 
-def _share(models: tuple[str, ...], tasks: Sequence[PastTask], others: Sequence[PastTask]) -> float:
+def _solve_share_of(
+    models: tuple[str, ...], tasks: Sequence[PastTask], prior_tasks: Sequence[PastTask]
+) -> float:
     if len(models) == 1:
-        return solve_share(models[0], tasks, solve_share(models[0], others))
-    return pair_share((models[0], models[1]), tasks, others)
+        return solve_share(models[0], tasks, solve_share(models[0], prior_tasks))
+    return pair_share((models[0], models[1]), tasks, prior_tasks)
 
 
-def _narrow(
+def _narrowest_kind(
     kind: TaskKind, past: Sequence[PastTask]
 ) -> tuple[tuple[str, ...], Sequence[PastTask], Sequence[PastTask]]:
     """Return the compared fields of the narrowest kind with enough tasks, its tasks, and the
@@ -244,8 +253,8 @@ def _narrow(
     """
     fields: tuple[str, ...] = ()
     for fields in _LEVELS:
-        wanted = [getattr(kind, name) for name in fields]
-        is_same = [[getattr(task.kind, name) for name in fields] == wanted for task in past]
+        kind_values = [getattr(kind, name) for name in fields]
+        is_same = [[getattr(task.kind, name) for name in fields] == kind_values for task in past]
         if sum(is_same) >= MIN_TASKS:
             break
     return (
@@ -260,11 +269,11 @@ def _of_model(task: PastTask, model: str) -> list[Attempt]:
 
 
 def _mean_cost(
-    model: str, tasks: Sequence[PastTask], others: Sequence[PastTask], *, priced: bool
+    model: str, tasks: Sequence[PastTask], prior_tasks: Sequence[PastTask], *, priced: bool
 ) -> float:
     """Return the mean cost of a seat with a model, of all tasks if it worked on none of `tasks`."""
-    for some in (tasks, others):
-        usages = [one.usage for task in some for one in _of_model(task, model)]
+    for task_set in (tasks, prior_tasks):
+        usages = [attempt.usage for task in task_set for attempt in _of_model(task, model)]
         if usages:
             amounts = [usage.cost_usd if priced else usage.tokens for usage in usages]
             return math.fsum(amounts) / len(amounts)
@@ -273,12 +282,13 @@ def _mean_cost(
 
 def _too_little(past: Sequence[PastTask]) -> str:
     return (
-        f"auto: nothing to learn from yet ({_count(len(past), 'earlier task')} with a result, at "
-        f"least {MIN_TASKS} are needed, one of them solved); the configured models take the seats"
+        f"auto: nothing to learn from yet ({_format_count(len(past), 'earlier task')} with a "
+        f"result, at least {MIN_TASKS} are needed, one of them solved); the configured models take "
+        "the seats"
     )
 
 
-def _explain(
+def _explain_choice(
     chosen: Choice,
     options: Sequence[Choice],
     tasks: Sequence[PastTask],
@@ -289,51 +299,55 @@ def _explain(
     """Return why models were chosen, with the counts and the next best choice."""
     figures = []
     for model in dict.fromkeys(chosen.models):
-        attempts = [one for task in tasks for one in _of_model(task, model)]
-        solved, first = sum(one.solved for one in attempts), sum(one.first for one in attempts)
+        attempts = [attempt for task in tasks for attempt in _of_model(task, model)]
+        solved, first = (
+            sum(attempt.solved for attempt in attempts),
+            sum(attempt.first for attempt in attempts),
+        )
         figures.append(
-            f"{_name(model)} solved {solved} of {len(attempts)}, {first} with its first answer"
+            f"{_model_label(model)} solved {solved} of {len(attempts)}, "
+            f"{first} with its first answer"
         )
     if len(chosen.models) == PAIR:
         together, solved = count_together((chosen.models[0], chosen.models[1]), tasks)
         if together:
             figures.append(f"together {solved} of {together}")
     text = (
-        f"auto: {_label(chosen, priced=priced)}, from {_count(len(tasks), 'earlier task')} "
-        f"{kind}: {'; '.join(figures)}"
+        f"auto: {_choice_label(chosen, priced=priced)}, "
+        f"from {_format_count(len(tasks), 'earlier task')} {kind}: {'; '.join(figures)}"
     )
-    others = [one for one in options if one.models != chosen.models]
-    if others:
-        next_best = max(others, key=lambda one: (one.share, -one.cost))
-        text += f". Next best: {_label(next_best, priced=priced)}"
+    other_options = [option for option in options if option.models != chosen.models]
+    if other_options:
+        next_best = max(other_options, key=lambda option: (option.share, -option.cost))
+        text += f". Next best: {_choice_label(next_best, priced=priced)}"
     return text
 
 
-def _label(choice: Choice, *, priced: bool) -> str:
+def _choice_label(choice: Choice, *, priced: bool) -> str:
     cost = f"${choice.cost:.4f}" if priced else f"{choice.cost:,.0f} tokens"
-    names = " + ".join(map(_name, choice.models))
+    names = " + ".join(map(_model_label, choice.models))
     return f"{names} ({100 * choice.share:.0f} % expected, {cost})"
 
 
-def _name(model: str) -> str:
+def _model_label(model: str) -> str:
     return model or "default"
 
 
-def _count(number: int, noun: str) -> str:
+def _format_count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _describe(kind: TaskKind, fields: Sequence[str]) -> str:
+def _describe_kind(kind: TaskKind, fields: Sequence[str]) -> str:
     """Return a kind in words: `of this repository (python, src, short)`."""
-    where = "of this repository" if "repository" in fields else "of all repositories"
+    scope = "of this repository" if "repository" in fields else "of all repositories"
     values = [value for name in fields if name != "repository" and (value := getattr(kind, name))]
-    return f"{where} ({', '.join(values)})" if values else where
+    return f"{scope} ({', '.join(values)})" if values else scope
 
 
 _TOPICS = (Channel.RESPONSES.all,)
 _MAX_TASKS = 1_000
 """The newest decisions of a tenant from which models are chosen."""
-_STOPPED = frozenset({SeatStatus.CANCELLED, SeatStatus.UNSTARTED})
+_STOPPED_STATUSES = frozenset({SeatStatus.CANCELLED, SeatStatus.UNSTARTED})
 
 
 class TrackRecord:
@@ -346,7 +360,7 @@ class TrackRecord:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._seq = 0
-        self._outcomes: dict[str, FIFOCache[TaskKey, _Ended]] = {}
+        self._outcomes: dict[str, FIFOCache[TaskKey, _EndedTask]] = {}
         self._tasks: FIFOCache[TaskKey, PastTask | None] = FIFOCache(10 * _MAX_TASKS)
         self._reading = asyncio.Lock()
 
@@ -358,20 +372,20 @@ class TrackRecord:
             async for recorded in self._log.replay(_TOPICS, self._seq):
                 self._seq = recorded.seq
                 if recorded.event.type is EventType.DELIBERATION_DECIDED:
-                    self._add(recorded.event.tenant, recorded.event.data)
-            ended: Mapping[TaskKey, _Ended] = self._outcomes.get(tenant, {})
+                    self._add_event(recorded.event.tenant, recorded.event.data)
+            ended: Mapping[TaskKey, _EndedTask] = self._outcomes.get(tenant, {})
             tasks = [await self._read_task(key, seats) for key, seats in ended.items()]
         return [task for task in tasks if task is not None]
 
-    def _add(self, tenant: str, data: Mapping[str, object]) -> None:
+    def _add_event(self, tenant: str, data: Mapping[str, object]) -> None:
         try:
             outcome = load(Outcome, data)
         except InvalidRequest:
             return  # a collector of another version wrote an outcome that this one cannot read
         ended = self._outcomes.setdefault(tenant, FIFOCache(_MAX_TASKS))
-        ended.setdefault(TaskKey(outcome.task_id), _reduce(outcome))
+        ended.setdefault(TaskKey(outcome.task_id), _reduce_outcome(outcome))
 
-    async def _read_task(self, key: TaskKey, ended: _Ended) -> PastTask | None:
+    async def _read_task(self, key: TaskKey, ended: _EndedTask) -> PastTask | None:
         """Return a task with what its request says; None if nothing can be learned from it."""
         if key not in self._tasks:
             recorded = await self._log.first(Channel.RESULTS.of(key))
@@ -385,7 +399,7 @@ class TrackRecord:
         return self._tasks[key]
 
 
-_Ended = tuple[Mapping[str, Attempt], str]
+_EndedTask = tuple[Mapping[str, Attempt], str]
 """What each seat that worked achieved, without its model, and the language of the changes."""
 
 
@@ -408,26 +422,30 @@ def past_task(
     return PastTask(
         kind_of(request.description, request.repository.id or request.repository.url, language),
         tuple(
-            Attempt(request.model_of(seat), one.solved, one.first, one.usage)
-            for seat, one in attempts.items()
+            Attempt(request.model_of(seat), attempt.solved, attempt.first, attempt.usage)
+            for seat, attempt in attempts.items()
             if seat not in request.elsewhere
         ),
     )
 
 
-def _reduce(outcome: Outcome) -> _Ended:
+def _reduce_outcome(outcome: Outcome) -> _EndedTask:
     paths = [part.path for result in outcome.results for part in file_diffs(result.diff)]
     attempts = {
-        seat.seat: _attempt([one for one in outcome.results if one.seat == seat.seat], seat)
+        seat.seat: _attempt_of(
+            [result for result in outcome.results if result.seat == seat.seat], seat
+        )
         for seat in outcome.seats
         if has_worked(seat)
     }
     return attempts, main_language(paths)
 
 
-def _attempt(results: Sequence[Result], seat: SeatOutcome) -> Attempt:
-    supported = [one for one in results if one.passed_gates and one.level.independent]
-    return Attempt("", bool(supported), any(not one.revision for one in supported), seat.usage)
+def _attempt_of(results: Sequence[Result], seat: SeatOutcome) -> Attempt:
+    supported = [result for result in results if result.passed_gates and result.level.independent]
+    return Attempt(
+        "", bool(supported), any(not result.revision for result in supported), seat.usage
+    )
 
 
 def has_worked(seat: SeatOutcome) -> bool:
@@ -435,5 +453,7 @@ def has_worked(seat: SeatOutcome) -> bool:
     cancellation, says nothing about its model.
     """
     return (
-        seat.usage.calls > 0 and seat.status not in _STOPPED and seat.error_code != OUT_OF_PATIENCE
+        seat.usage.calls > 0
+        and seat.status not in _STOPPED_STATUSES
+        and seat.error_code != OUT_OF_PATIENCE
     )

@@ -143,7 +143,7 @@ class DeliberationService:
         returned `task_id` is the key; callers get `own_id`.
         """
         with telemetry.span("submit") as span:
-            deliberation = await self._submit(request, principal)
+            deliberation = await self._submit_request(request, principal)
             span.set({"moothall.task_id": deliberation.task_id, "moothall.role": deliberation.role})
             span.set(
                 {
@@ -153,7 +153,9 @@ class DeliberationService:
             )
             return deliberation
 
-    async def _submit(self, request: DeliberationRequest, principal: Principal) -> Deliberation:
+    async def _submit_request(
+        self, request: DeliberationRequest, principal: Principal
+    ) -> Deliberation:
         request_digest = digest_request(request, principal)
         task_key = (
             key_of(check_task_id(request.task_id), principal.tenant) if request.task_id else None
@@ -176,7 +178,7 @@ class DeliberationService:
             request = continue_from(request, earlier_tasks[0])
         request = await self._resolve_change(request, principal)
         try:
-            deliberation = self._plan(request, principal)
+            deliberation = self._plan_request(request, principal)
         except MoothallError:
             # A recorded request stays valid, even if councils or limits have changed since.
             if task_key and (recorded := await find_request(self._bus, task_key)):
@@ -195,7 +197,7 @@ class DeliberationService:
                 filter(None, (conversation_text(earlier_tasks, max_tokens), context))
             )
         deliberation = await self._store_hidden(request, replace(deliberation, context=context))
-        return await self._record(deliberation, request_digest)
+        return await self._record_deliberation(deliberation, request_digest)
 
     async def _store_hidden(
         self, request: DeliberationRequest, deliberation: Deliberation
@@ -213,7 +215,7 @@ class DeliberationService:
     async def check(self, request: DeliberationRequest, principal: Principal) -> None:
         """Raise what `submit` would raise for a new task; record nothing."""
         request = await self._resolve_change(request, principal)
-        await self._check_delivery(await self._pin_base(self._plan(request, principal)))
+        await self._check_delivery(await self._pin_base(self._plan_request(request, principal)))
 
     async def refuse(
         self, request: DeliberationRequest, reason: Permanent, principal: Principal
@@ -238,7 +240,7 @@ class DeliberationService:
             return
         await fail_seats(self._bus, deliberation, reason.code, reason.message, "serve")
 
-    def _plan(self, request: DeliberationRequest, principal: Principal) -> Deliberation:
+    def _plan_request(self, request: DeliberationRequest, principal: Principal) -> Deliberation:
         """Return the deliberation that a request asks for. Raises `NoCouncil`, `InvalidRequest`."""
         council = (
             self._councils.find(read_role(request.role), principal.tenant)
@@ -275,12 +277,12 @@ class DeliberationService:
         if not choice.models:
             return replace(planned, choice=choice.reason)
         named = ",".join(model or DEFAULT for model in choice.models)
-        chosen = self._plan(replace(request, model=named, num_agents=seats), principal)
+        chosen_plan = self._plan_request(replace(request, model=named, num_agents=seats), principal)
         return replace(
             planned,
-            seats=chosen.seats,
-            model=chosen.model,
-            seat_models=chosen.seat_models,
+            seats=chosen_plan.seats,
+            model=chosen_plan.model,
+            seat_models=chosen_plan.seat_models,
             choice=choice.reason,
         )
 
@@ -292,7 +294,7 @@ class DeliberationService:
         """
         if not request.head:
             return request
-        planned = self._plan(request, principal)
+        planned = self._plan_request(request, principal)
         if planned.repository is None:
             raise InvalidRequest("a change is judged in its repository; name the repository")
         change = await self._repositories.resolve_change(
@@ -351,7 +353,7 @@ class DeliberationService:
                 continue
             seed = seed_of(deliberation.seed, task_id) if request.seed is None else request.seed
             try:
-                return await self._record(
+                return await self._record_deliberation(
                     replace(deliberation, task_id=task_key, seed=seed), request_digest
                 )
             except AlreadyExists:
@@ -359,13 +361,15 @@ class DeliberationService:
                     raise
         raise AssertionError("unreachable")
 
-    async def _record(self, deliberation: Deliberation, request_digest: str) -> Deliberation:
+    async def _record_deliberation(
+        self, deliberation: Deliberation, request_digest: str
+    ) -> Deliberation:
         """Record and enqueue a deliberation. Raises `RepositoryError` if its winner could not be
         delivered, `QuotaExceeded` if its tenant may not start another one.
         """
         await self._check_delivery(deliberation)
         if self._quotas is not None and not deliberation.asks_no_model:
-            await self._admit(self._quotas, deliberation)
+            await self._check_quotas(self._quotas, deliberation)
         data = dump(deliberation) | {
             "request_digest": request_digest,
             "num_agents": len(deliberation.seats),
@@ -382,11 +386,11 @@ class DeliberationService:
             return await self._return_recorded(recorded, request_digest)
         self._request_seqs[deliberation.task_id] = seq
         # A fork may have recorded steering messages already.
-        await self._enqueue(deliberation, event, fresh=deliberation.fork is None)
+        await self._enqueue_deliberation(deliberation, event, fresh=deliberation.fork is None)
         telemetry.metrics.DELIBERATIONS_REQUESTED.add(deliberation.role, deliberation.protocol)
         return deliberation
 
-    async def _admit(self, quotas: Quotas, deliberation: Deliberation) -> None:
+    async def _check_quotas(self, quotas: Quotas, deliberation: Deliberation) -> None:
         """Raise `QuotaExceeded` for a deliberation beyond the quotas of its tenant, unless it was
         recorded before.
         """
@@ -458,10 +462,10 @@ class DeliberationService:
             code, message = str(refusal.get("code")), str(refusal.get("message"))
             await fail_seats(self._bus, deliberation, code, message, "serve")
         else:
-            await self._enqueue(deliberation, recorded.event)
+            await self._enqueue_deliberation(deliberation, recorded.event)
         return deliberation
 
-    async def _enqueue(
+    async def _enqueue_deliberation(
         self, deliberation: Deliberation, event: Event, *, fresh: bool = False
     ) -> None:
         """Enqueue it for a host; the steering message of a fork comes first, for its first turn."""
@@ -564,7 +568,9 @@ class DeliberationService:
             async for recorded in self._bus.replay((Channel.WORDS.of(task_key),))
         }
         steering[event.id] = event
-        total_chars = sum(len(str(sent.data.get("message", ""))) for sent in steering.values())
+        total_chars = sum(
+            len(str(steering_event.data.get("message", ""))) for steering_event in steering.values()
+        )
         if total_chars > STEERING_CHARS:
             raise InvalidRequest(
                 "the messages to a deliberation have at most "
@@ -662,10 +668,10 @@ def _with_tenant_ids(principal: Principal, recorded: Recorded) -> Recorded:
             **own_ids,
             "fork": {**fork, "task_id": own_id(str(fork.get("task_id")), principal.tenant)},
         }
-    own = replace(
+    own_event = replace(
         event,
         subject=own_id(event.subject, principal.tenant),
         correlationid=own_id(event.correlationid, principal.tenant),
         data={**event.data, **own_ids},
     )
-    return replace(recorded, event=own)
+    return replace(recorded, event=own_event)

@@ -23,10 +23,10 @@ from moothall.domain.task import Constraints, DeliberationRequest
 from moothall.errors import InvalidRequest, MoothallError, NotFound
 from moothall.ports import Deliberations
 from moothall.stories.coach import (
+    REASON_PHRASE,
+    ROLE_PHRASE,
     TITLE,
-    WANT,
-    WHO,
-    WHY,
+    WISH_PHRASE,
     Score,
     StoryDraft,
     check,
@@ -177,19 +177,19 @@ def _choose_best(by_rules: StoryDraft, reply: str) -> WrittenStory:
     best = WrittenStory(by_rules, RULES, score(by_rules))
     with suppress(InvalidRequest):  # a story that is too long is not used
         draft = check(read_story(reply))
-        written = WrittenStory(draft, MODEL, score(draft))
+        model_story = WrittenStory(draft, MODEL, score(draft))
         # With equal scores the first, by rules, wins: rules invent nothing.
-        return max(best, written, key=lambda item: item.score.total)
+        return max(best, model_story, key=lambda item: item.score.total)
     return best
 
 
 def refine(draft: StoryDraft) -> StoryDraft:
     """Return the story as improved by rules, which add no wishes of their own."""
-    title = _shorten(draft.title.rstrip(" .!"))
+    title = _shorten_title(draft.title.rstrip(" .!"))
     description = draft.description
     if title != draft.title.rstrip(" .!"):
         description = f"{draft.title}\n\n{description}".strip()
-    if title and not (WHO.search(description) or WANT.search(description)):
+    if title and not (ROLE_PHRASE.search(description) or WISH_PHRASE.search(description)):
         description = f"As a <who>, I want this: {title}.\n\n{description}".strip()
     ac = tuple(dict.fromkeys(_as_gherkin(line) for line in draft.ac)) or (_OPEN_CRITERION,)
     refined = StoryDraft(title[:1].upper() + title[1:], description, ac)
@@ -205,12 +205,12 @@ def suggest(goal: str) -> StoryDraft:
     parts.
     """
     wish, reason = goal.rstrip(" .!"), "<why>"
-    if (reason_match := WHY.search(goal)) is not None:
+    if (reason_match := REASON_PHRASE.search(goal)) is not None:
         wish, reason = (
             goal[: reason_match.start()].rstrip(" ,;"),
             goal[reason_match.end() :].strip(" .!"),
         )
-    title = _shorten(
+    title = _shorten_title(
         re.sub(
             r"^(?:as (?:an?|the) [\w ]+?,? )?I (?:want|need|would like)(?: to)? ",
             "",
@@ -218,8 +218,10 @@ def suggest(goal: str) -> StoryDraft:
             flags=re.IGNORECASE,
         )
     )
-    who = WHO.search(wish)
-    sentence = wish if who and WANT.search(wish) else f"As a <who>, I want this: {wish}"
+    role_match = ROLE_PHRASE.search(wish)
+    sentence = (
+        wish if role_match and WISH_PHRASE.search(wish) else f"As a <who>, I want this: {wish}"
+    )
     return StoryDraft(
         title[:1].upper() + title[1:],
         f"{sentence}, so that {reason}.",
@@ -259,16 +261,16 @@ def _as_gherkin(criterion: str) -> str:
     match = _CONDITION_FIRST.match(criterion) or _CONDITION.match(criterion)
     if match is None:
         return criterion
-    given, _, when = match["when"].rpartition(" and ")
+    condition, _, trigger = match["when"].rpartition(" and ")
     given_text = (
-        re.sub(r"^given\s+(?:that\s+)?", "", given, flags=re.IGNORECASE)
+        re.sub(r"^given\s+(?:that\s+)?", "", condition, flags=re.IGNORECASE)
         or "nothing else is changed"
     )
-    then = re.sub(r"^then\s+", "", match["then"], flags=re.IGNORECASE)
-    return f"Given {given_text}, when {when}, then {then[:1].lower()}{then[1:]}"
+    consequence = re.sub(r"^then\s+", "", match["then"], flags=re.IGNORECASE)
+    return f"Given {given_text}, when {trigger}, then {consequence[:1].lower()}{consequence[1:]}"
 
 
-def _shorten(text: str) -> str:
+def _shorten_title(text: str) -> str:
     """Return as many whole words as a title may have."""
     title_words: Sequence[str] = text.split()
     while len(title_words) > 1 and len(" ".join(title_words)) > TITLE:

@@ -98,21 +98,21 @@ def assess(
     ]
     decisive = [comparison for comparison in comparisons if comparison.name not in profile.advisory]
     fixed = _fixed_cases(decisive, own_tests, altered, unrelated)
-    needed = [comparison for comparison in comparisons if comparison.name in required]
-    nothing_passed = not any(comparison.has_passing for comparison in needed)
+    mandatory = [comparison for comparison in comparisons if comparison.name in required]
+    nothing_passed = not any(comparison.has_passing for comparison in mandatory)
     proven = any(fixed.values())
-    concerned = {item.name: item.concerned_cases(changed, task) for item in needed if not proven}
+    concerned = {item.name: item.concerned_cases(changed, task) for item in mandatory if not proven}
     undone = {name for name, cases in concerned.items() if nothing_passed or cases}
     unsolved = [case for cases in concerned.values() for case in cases]
-    regressions = {case for comparison in needed for case in comparison.lost}
-    still_failing = {case for comparison in needed for case in comparison.still_failing}
+    regressions = {case for comparison in mandatory for case in comparison.lost}
+    still_failing = {case for comparison in mandatory for case in comparison.still_failing}
     return Assessment(
         applies=applies,
         required=required,
         regressions=tuple(sorted(regressions)) if applies else (),
         proven=proven,
         behaviour=_behaviour_digest(prepared_runs, runs, required, own_tests, ignored_cases),
-        evidence=_evidence(comparisons, fixed, undone, flaky),
+        evidence=_create_evidence(comparisons, fixed, undone, flaky),
         fixed=tuple(sorted(case for cases in fixed.values() for case in cases))[:_MAX_FIXED_CASES],
         still_red=tuple(sorted(still_failing)),
         unrelated=tuple(sorted(unrelated)),
@@ -121,7 +121,7 @@ def assess(
     )
 
 
-def _evidence(
+def _create_evidence(
     comparisons: Sequence[_CheckComparison],
     fixed: Mapping[str, Collection[str]],
     undone: Collection[str],
@@ -281,7 +281,7 @@ class _CheckComparison:
         outcomes = list(run.cases.values())
         return Evidence(
             check=self.name,
-            verdict=self._verdict(run, undone=undone),
+            verdict=self._verdict_of(run, undone=undone),
             passed=outcomes.count("passed"),
             failed=sum(outcome in FAILED_OUTCOMES for outcome in outcomes),
             skipped=outcomes.count("skipped"),
@@ -308,7 +308,7 @@ class _CheckComparison:
             )
         return ""
 
-    def _verdict(self, run: CheckRun, *, undone: bool) -> Verdict:
+    def _verdict_of(self, run: CheckRun, *, undone: bool) -> Verdict:
         """Return the verdict of a run.
 
         The exit code alone is not trusted if there are cases, since code under test can exit with

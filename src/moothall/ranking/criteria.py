@@ -19,7 +19,7 @@ from moothall.ranking.test_cases import may_be_own
 
 _MAX_NAMED_CASES = 3
 _NAME_CHARS = 80
-_EDITED = " The answer changes tests there, but they count as they are on the base."
+_EDITED_TESTS_NOTE = " The answer changes tests there, but they count as they are on the base."
 
 
 def list_failed_checks(candidate: Candidate) -> tuple[str, ...]:
@@ -58,10 +58,12 @@ def _find_failures(candidate: Candidate) -> Iterable[str]:
             (evidence for evidence in entries if evidence.verdict is not Verdict.PASSED), None
         )
         if not entries or (failed_entry and failed_entry.verdict is Verdict.MISSING):
-            why = sanitize_line(failed_entry.why, 300) if failed_entry and failed_entry.why else ""
+            reason = (
+                sanitize_line(failed_entry.why, 300) if failed_entry and failed_entry.why else ""
+            )
             yield (
-                f"Required check {sanitize_line(check)} has no verdict: {why}."
-                if why
+                f"Required check {sanitize_line(check)} has no verdict: {reason}."
+                if reason
                 else f"Required check {sanitize_line(check)} is missing."
             )
         elif failed_entry and (
@@ -85,7 +87,7 @@ def _find_failures(candidate: Candidate) -> Iterable[str]:
         yield (
             f"{len(regressions)} {'test' if is_single else 'tests'} that passed on the base no "
             f"longer {'does' if is_single else 'do'}: {format_cases(regressions)}."
-            f"{_EDITED if edited else ''}"
+            f"{_EDITED_TESTS_NOTE if edited else ''}"
         )
 
 
@@ -182,18 +184,18 @@ def score_answers(
     """
     scores = _scores_by_reviewer(candidates, answers)
     entries = list(zip(candidates, answers, failures, strict=True))
-    right = {
+    right_answers = {
         answer
         for candidate, answer, answer_failures in entries
         if not answer_failures and candidate.proven and not candidate.about_text
     }
-    wrong = {
+    wrong_answers = {
         answer
         for candidate, answer, answer_failures in entries
         if answer_failures and not candidate.about_text
-    } - right
+    } - right_answers
     weights = {
-        name: _reviewer_weight(name, scores, right, wrong)
+        name: _reviewer_weight(name, scores, right_answers, wrong_answers)
         for name in {name for answer_scores in scores.values() for name in answer_scores}
     }
     return {

@@ -250,7 +250,7 @@ def restore_base_tests(text: str, base: str) -> str:
 
     A file without tests on the base is returned unchanged.
     """
-    base_items, items = list(_items(base)), list(_items(text))
+    base_items, items = list(_test_items(base)), list(_test_items(text))
     texts = {item.key: base[item.start : item.end] for item in base_items}
     if not texts or texts == {item.key: text[item.start : item.end] for item in items}:
         return text
@@ -261,7 +261,7 @@ def restore_base_tests(text: str, base: str) -> str:
     return text.rstrip() + "\n\n" + "\n\n".join(missing) + "\n" if missing else text
 
 
-def _items(text: str) -> Iterator[_Item]:
+def _test_items(text: str) -> Iterator[_Item]:
     """Yield the outermost items that are compiled only for tests."""
     position, counts, brace_ends = 0, dict[str, int](), _match_braces(text)
     while match := _ITEM.search(text, position):
@@ -297,13 +297,13 @@ def _item_end(text: str, position: int, brace_ends: Mapping[int, int]) -> int:
 
 def _match_braces(text: str) -> dict[int, int]:
     """Return by the position of each opening brace the position after its closing brace."""
-    ends, opened = dict[int, int](), list[int]()
+    end_positions, open_positions = dict[int, int](), list[int]()
     for match in _BRACES.finditer(text):
         if match[0] == "{":
-            opened.append(match.start())
-        elif match[0] == "}" and opened:
-            ends[opened.pop()] = match.end()
-    return ends
+            open_positions.append(match.start())
+        elif match[0] == "}" and open_positions:
+            end_positions[open_positions.pop()] = match.end()
+    return end_positions
 
 
 def _bracket_end(text: str, position: int) -> int:

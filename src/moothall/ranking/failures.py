@@ -101,11 +101,11 @@ class FailureReader:
         for line in lines:
             for match in _LOCATION.finditer(line):
                 number = int(match["number"] or match["line"])
-                if path := self._resolve(case, match["python"] or match["path"]):
+                if path := self._resolve_path(case, match["python"] or match["path"]):
                     return path, number
         return "", 0
 
-    def _resolve(self, case: str, path: str) -> str:
+    def _resolve_path(self, case: str, path: str) -> str:
         """Return the repository's file for the path of a runner, which is relative to the root or
         to a folder, or a bare file name.
         """
@@ -134,15 +134,17 @@ class FailureReader:
 
 def _one_line(lines: Iterable[str]) -> str:
     """Join the lines of a message; separate values, such as `expected: 5`, by commas."""
-    joined = ""
+    message = ""
     for line in lines:
         text = " ".join(line.split())
         if text:
-            joined += (
-                ", " if joined and joined[-1] not in ":," and _VALUE_LINE.match(line) else " "
+            message += (
+                ", " if message and message[-1] not in ":," and _VALUE_LINE.match(line) else " "
             ) + text
-    joined = joined.strip(" ,")
-    return joined if len(joined) <= _MAX_MESSAGE_CHARS else joined[: _MAX_MESSAGE_CHARS - 1] + "…"
+    message = message.strip(" ,")
+    return (
+        message if len(message) <= _MAX_MESSAGE_CHARS else message[: _MAX_MESSAGE_CHARS - 1] + "…"
+    )
 
 
 _ReadFormat = Callable[[list[str]], tuple[Iterable[str], Iterable[str]]]
@@ -359,12 +361,12 @@ def as_errored(run: CheckRun, base: CheckRun | None = None) -> CheckRun:
 
 def stopped_cases(run: CheckRun, base: CheckRun | None = None) -> Sequence[str]:
     """Return the failed cases whose output names a time limit and that do not fail on the base."""
-    known = base.cases if base else {}
+    base_outcomes = base.cases if base else {}
     return [
         case
         for case, outcome in run.cases.items()
         if outcome in FAILED_OUTCOMES
-        and known.get(case) not in FAILED_OUTCOMES
+        and base_outcomes.get(case) not in FAILED_OUTCOMES
         and _names_limit(run.details.get(case, ""))
     ]
 
@@ -467,11 +469,11 @@ def suggest_smaller_suite(run: CheckRun, argv: Sequence[str]) -> str:
     slowest_folders = ", ".join(
         f"{folder} ({ms * 100 // total} %)" for folder, ms in ms_by_folder.most_common(3) if total
     )
-    where = f" Most of the time goes to {slowest_folders}." if slowest_folders else ""
+    slowest_part = f" Most of the time goes to {slowest_folders}." if slowest_folders else ""
     return (
-        f"Each candidate is judged by the whole suite: {duration}.{where} For a task that concerns "
-        f"a part of it, name the test files near the change in a profile, [checks] {run.check} = "
-        f'"{sanitize_line(shlex.join(argv))} PATH…", and pass it with --profile FILE.'
+        f"Each candidate is judged by the whole suite: {duration}.{slowest_part} For a task that "
+        f"concerns a part of it, name the test files near the change in a profile, [checks] "
+        f'{run.check} = "{sanitize_line(shlex.join(argv))} PATH…", and pass it with --profile FILE.'
     )
 
 

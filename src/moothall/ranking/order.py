@@ -244,16 +244,16 @@ def rank(candidates: Sequence[Candidate]) -> tuple[CandidateRank, ...]:
 
     The first one is the winner if it `passed_gates`.
     """
-    standings = _standings(candidates)
+    standings = _rank_standings(candidates)
     undecided = _find_undecided(standings)
     return tuple(
         CandidateRank(
             candidate=standing.candidate.proposal.candidate,
             seat=standing.candidate.proposal.seat,
             rank=position,
-            score=_score(standing, standings),
+            score=_combined_score(standing, standings),
             reasons=(
-                *_explain(standing, standings),
+                *_explain_standing(standing, standings),
                 *_explain_undecided(standing, undecided),
                 *_explain_neighbours(position - 1, standings),
             ),
@@ -271,7 +271,7 @@ def find_ties(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
 
     An answer that was given twice is returned once; its reviews count for both.
     """
-    passing = [standing for standing in _standings(candidates) if not standing.failures]
+    passing = [standing for standing in _rank_standings(candidates) if not standing.failures]
     best_values = max((standing.values[:_TESTED_COUNT] for standing in passing), default=None)
     distinct = {
         standing.answer: standing.candidate
@@ -289,7 +289,7 @@ def have_same_change(candidates: Sequence[Candidate]) -> bool:
     )
 
 
-def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
+def _rank_standings(candidates: Sequence[Candidate]) -> list[_Standing]:
     all_values = [_CandidateValues.of(candidate) for candidate in candidates]
     accepted = [values for values in all_values if not values.failures]
     review_scores = score_answers(
@@ -348,7 +348,7 @@ class _CandidateValues:
         return cls(
             candidate,
             list_failed_checks(candidate),
-            _votes(candidate),
+            _votes_on(candidate),
             _failed_tests(candidate),
             answer,
             candidate.assessment.change or answer,
@@ -466,7 +466,7 @@ def _answer_digest(candidate: Candidate) -> str:
     return digest(candidate.proposal.content if candidate.about_text else candidate.proposal.diff)
 
 
-def _votes(candidate: Candidate) -> dict[str, bool]:
+def _votes_on(candidate: Candidate) -> dict[str, bool]:
     """Return by author whether all of its tests pass.
 
     Each author has one vote, and none for its own candidate.
@@ -483,7 +483,7 @@ def changed_files(diff: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(match[1] for match in _FILE.finditer(diff)))
 
 
-def _score(standing: _Standing, standings: Sequence[_Standing]) -> float:
+def _combined_score(standing: _Standing, standings: Sequence[_Standing]) -> float:
     """Combine the criteria into one number in 0..1, starting with the last."""
     value = 0.0
     all_values = [other.values for other in standings]
@@ -501,7 +501,7 @@ def _score(standing: _Standing, standings: Sequence[_Standing]) -> float:
     return round(value / 2, 6)
 
 
-def _explain(standing: _Standing, standings: Sequence[_Standing]) -> Iterable[str]:
+def _explain_standing(standing: _Standing, standings: Sequence[_Standing]) -> Iterable[str]:
     passed = sum(not other.failures for other in standings)
     if standing.candidate.about_text:
         yield from standing.failures
@@ -742,7 +742,7 @@ def _describe_reviews(standing: _Standing) -> str:
 def _explain_undecided(standing: _Standing, undecided: Sequence[_Standing]) -> Iterable[str]:
     if standing not in undecided:
         return
-    others = [
+    names = [
         sanitize_line(other.candidate.proposal.candidate)
         for other in undecided
         if other is not standing
@@ -766,7 +766,7 @@ def _explain_undecided(standing: _Standing, undecided: Sequence[_Standing]) -> I
     else:
         last_resort = "A hash decides."
     yield (
-        f"Undecided: {evidence} tells it from {format_cases(others)}; they differ in "
+        f"Undecided: {evidence} tells it from {format_cases(names)}; they differ in "
         f"{files}.{note} {last_resort}"
     )
 
@@ -788,10 +788,15 @@ def _explain_neighbours(index: int, standings: Sequence[_Standing]) -> Iterable[
 
 def _describe_difference(standing: _Standing, other: _Standing) -> str:
     """Describe the criterion that decides between two neighbours, from the side of `standing`."""
-    for criterion, mine, theirs in zip(CRITERIA, standing.values, other.values, strict=True):
-        if mine != theirs:
-            own_value, other_value = criterion.format_value(mine), criterion.format_value(theirs)
-            return f"{criterion.label}: {own_value} against {other_value}"
+    for criterion, own_value, other_value in zip(
+        CRITERIA, standing.values, other.values, strict=True
+    ):
+        if own_value != other_value:
+            own_text, other_text = (
+                criterion.format_value(own_value),
+                criterion.format_value(other_value),
+            )
+            return f"{criterion.label}: {own_text} against {other_text}"
     return (
         "the same answer"
         if standing.answer == other.answer

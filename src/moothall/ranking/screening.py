@@ -122,11 +122,13 @@ class _ModuleFolder:
         if id(node) not in self._folded:
             self._folded[id(node)] = UNKNOWN  # a name may refer to itself
             self._folded[id(node)] = (
-                self._fold(node, depth + 1)[:_MAX_STRING_CHARS] if depth < _MAX_DEPTH else UNKNOWN
+                self._fold_string(node, depth + 1)[:_MAX_STRING_CHARS]
+                if depth < _MAX_DEPTH
+                else UNKNOWN
             )
         return self._folded[id(node)]
 
-    def _fold(self, node: ast.AST, depth: int) -> str:  # noqa: PLR0911 - one return per kind of node
+    def _fold_string(self, node: ast.AST, depth: int) -> str:  # noqa: PLR0911 - one return per kind of node
         match node:
             case ast.Constant(value=str(text)):
                 return text
@@ -299,11 +301,11 @@ def find_joined_secrets(
             for line in added.values()
             for match in _SINGLE_LITERAL.finditer(line)
         ]
-        joined = "".join(literal for literal in literals if _TOKEN.fullmatch(literal))
-        if holds_secret(joined, redact) and not any(
+        joined_literals = "".join(literal for literal in literals if _TOKEN.fullmatch(literal))
+        if holds_secret(joined_literals, redact) and not any(
             holds_secret(literal, redact) for literal in literals
         ):
-            add_finding(part.path, min(added, default=0), joined, is_certain=False)
+            add_finding(part.path, min(added, default=0), joined_literals, is_certain=False)
     certain_lines = tuple(dict.fromkeys(certain))[:_MAX_FINDINGS]
     return JoinedSecrets(
         certain_lines,
@@ -471,7 +473,7 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ),
 )
 """File endings (none for every file), a pattern, and its possible meaning."""
-_PATTERNS = tuple((endings, re.compile(pattern), why) for endings, pattern, why in TABLE)
+_PATTERNS = tuple((endings, re.compile(pattern), meaning) for endings, pattern, meaning in TABLE)
 _COMMENT = re.compile(r"^\s*(?:#(?!\[)|//(?!go:)|\*|/\*)")
 
 
@@ -480,10 +482,10 @@ def find_suspicious_lines(diff: str, own_tests: Collection[str]) -> tuple[str, .
 
     Tests of the author are skipped.
     """
-    return tuple(islice(_matches(diff, own_tests), _SCREENING_MAX_MATCHES))
+    return tuple(islice(_find_matches(diff, own_tests), _SCREENING_MAX_MATCHES))
 
 
-def _matches(diff: str, own_tests: Collection[str]) -> Iterator[str]:
+def _find_matches(diff: str, own_tests: Collection[str]) -> Iterator[str]:
     for part in file_diffs(diff):
         if part.path in own_tests:
             continue
@@ -491,7 +493,7 @@ def _matches(diff: str, own_tests: Collection[str]) -> Iterator[str]:
             text = line[:_MAX_LINE_CHARS]
             if _COMMENT.match(text):
                 continue
-            for endings, pattern, why in _PATTERNS:
+            for endings, pattern, meaning in _PATTERNS:
                 if (not endings or part.path.endswith(endings)) and pattern.search(text):
-                    yield f"{part.path}:{number}: {why}"
+                    yield f"{part.path}:{number}: {meaning}"
                     break

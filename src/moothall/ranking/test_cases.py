@@ -93,7 +93,7 @@ def _is_in_package(package: str, folder: str, packages: AbstractSet[str]) -> boo
     if folder:
         return package == folder or package.endswith(f"/{folder}")
     # The package may be the root of the module.
-    return not any(package.startswith(f"{other}/") for other in packages)
+    return not any(package.startswith(f"{candidate}/") for candidate in packages)
 
 
 # Relevance of a failing test to the change or the task. Pure.

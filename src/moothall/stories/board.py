@@ -69,7 +69,7 @@ def decision_event(card: StoryState) -> Event | None:
 # moves, one wins.
 
 
-_COMMENT, _PATH, _QUOTED = 4_000, 400, 400
+_MAX_COMMENT_CHARS, _MAX_PATH_CHARS, _MAX_QUOTED_CHARS = 4_000, 400, 400
 EDITOR_ROLES = ("po",)
 """Roles that may edit a story and its tasks."""
 
@@ -114,7 +114,7 @@ class Board:
         draft = coach.check(draft)
         data = {
             "story_id": f"story-{digest(principal.tenant, key)[:16]}",
-            **_fields(draft, repository, rigor, budget),
+            **_event_fields(draft, repository, rigor, budget),
             "actor": principal.name,
         }
         event = write(EventType.STORY_CREATED, str(data["story_id"]), data, tenant=principal.tenant)
@@ -158,7 +158,7 @@ class Board:
             )
         data = {
             "story_id": story_id,
-            **_fields(coach.check(draft), repository, rigor, budget),
+            **_event_fields(coach.check(draft), repository, rigor, budget),
             "edited": True,
             "actor": principal.name,
         }
@@ -250,7 +250,7 @@ class Board:
             self._cards, self._last_seq, self._first_id = {}, 0, first_id
             self._listed.clear()
         async for recorded in self._bus.replay((Channel.STORIES.all,), self._last_seq):
-            _apply(self._cards, recorded)
+            _apply_event(self._cards, recorded)
             self._listed.pop(recorded.event.tenant, None)
             self._last_seq = recorded.seq
 
@@ -284,9 +284,9 @@ class Board:
         if line_comment is not None:
             data |= {
                 "task_id": line_comment.task_id,
-                "path": line_comment.path[:_PATH],
+                "path": line_comment.path[:_MAX_PATH_CHARS],
                 "line": line_comment.line,
-                "quoted": line_comment.quoted[:_QUOTED],
+                "quoted": line_comment.quoted[:_MAX_QUOTED_CHARS],
             }
         await self._bus.publish(
             write(
@@ -340,12 +340,12 @@ class Board:
         yield BoardEvent(seq)
         async with aclosing(self._bus.follow((Channel.STORIES.all,), seq)) as events:
             async for recorded in events:
-                yield _apply(cards, recorded)
+                yield _apply_event(cards, recorded)
 
     async def _replay_events(self) -> AsyncGenerator[BoardEvent, None]:
         cards: dict[tuple[str, str], StoryState] = {}
         async for recorded in self._bus.replay((Channel.STORIES.all,)):
-            yield _apply(cards, recorded)
+            yield _apply_event(cards, recorded)
 
     async def move(
         self,
@@ -483,7 +483,7 @@ class Board:
         return replace(card, seq=await self._bus.publish(decision), decided=card.moved)
 
 
-def _fields(
+def _event_fields(
     draft: coach.StoryDraft, repository: str, rigor: str, budget: Budget
 ) -> dict[str, object]:
     """Return the fields of a story's event. Raises `InvalidRequest`."""
@@ -508,7 +508,7 @@ def _fields(
     }
 
 
-def _apply(cards: dict[tuple[str, str], StoryState], recorded: Recorded) -> BoardEvent:
+def _apply_event(cards: dict[tuple[str, str], StoryState], recorded: Recorded) -> BoardEvent:
     """Apply an event to the cards and return it as a board event."""
     event, story_id = recorded.event, recorded.event.data.get("story_id")
     if not isinstance(story_id, str):
@@ -523,5 +523,7 @@ def _is_visible(moment: BoardEvent, principal: Principal) -> bool:
 
 
 def _check_comment(text: str) -> None:
-    if len(text) > _COMMENT:
-        raise InvalidRequest(f"the comment has {len(text)} characters; allowed are {_COMMENT}")
+    if len(text) > _MAX_COMMENT_CHARS:
+        raise InvalidRequest(
+            f"the comment has {len(text)} characters; allowed are {_MAX_COMMENT_CHARS}"
+        )

@@ -18,16 +18,16 @@ CRITERIA, CHARS, TITLE_CHARS = 100, 20_000, 500
 """Limits of a draft: criteria, characters in total, characters of its title."""
 TITLE = 80
 """The most characters of a good title."""
-_CRITERIA, _WORDS = (2, 8), (8, 250)
+_CRITERIA_RANGE, _WORDS_RANGE = (2, 8), (8, 250)
 _STEP = re.compile(r"^\W*(given|when|then|and|but)\b", re.IGNORECASE)
 _GIVEN, _WHEN, _THEN = (
     re.compile(rf"\b{word}\b", re.IGNORECASE) for word in ("given", "when", "then")
 )
 _BULLET = re.compile(r"^\s*(?:[-*•]|\d{1,3}[.)])\s+")
-WHO = re.compile(r"\bas (?:an?|the)\s+\w+", re.IGNORECASE)
-WANT = re.compile(r"\bI (?:want|need|can|would like)\b|\bI'd like\b", re.IGNORECASE)
-WHY = re.compile(r"\bso that\b|\bin order to\b|\bbecause\b", re.IGNORECASE)
-_HOLE = re.compile(
+ROLE_PHRASE = re.compile(r"\bas (?:an?|the)\s+\w+", re.IGNORECASE)
+WISH_PHRASE = re.compile(r"\bI (?:want|need|can|would like)\b|\bI'd like\b", re.IGNORECASE)
+REASON_PHRASE = re.compile(r"\bso that\b|\bin order to\b|\bbecause\b", re.IGNORECASE)
+_PLACEHOLDER = re.compile(
     r"<(?:who|what|why|a state|something happens|what can be "
     r"seen)>|\bTB[DCA]\b|\bTODO\b|\?\?+|\bto be (?:decided|defined|determined)\b|\bsomehow\b",
     re.IGNORECASE,
@@ -39,7 +39,7 @@ _VAGUE = re.compile(
     r"(?:well|fine)|etc|and so on|various|some kind of|reasonable)\b",
     re.IGNORECASE,
 )
-_WAITS = re.compile(
+_DEPENDENCY_PHRASE = re.compile(
     r"\b(?:depends on|blocked by|(?:once|after|when) (?:the )?(?:other |previous |next "
     r")?(?:story|stories|ticket|epic)|needs (?:the )?(?:story|ticket|epic))\b",
     re.IGNORECASE,
@@ -121,41 +121,41 @@ def _begins_criterion(step_word: str, earlier_text: str) -> bool:
 def score(draft: StoryDraft) -> Score:
     """Return the score of a draft. Raises `InvalidRequest` if it is too long."""
     draft = check(draft)
-    findings = sorted(_findings(draft), key=lambda item: -item.weight)
+    findings = sorted(_find_shortcomings(draft), key=lambda item: -item.weight)
     return Score(100 - sum(item.weight for item in findings), tuple(findings))
 
 
-def _findings(draft: StoryDraft) -> Iterator[Shortcoming]:
-    yield from _title(draft.title)
-    yield from _description(draft.description)
-    yield from _criteria([line for line in draft.ac if not _HOLE.search(line)])
+def _find_shortcomings(draft: StoryDraft) -> Iterator[Shortcoming]:
+    yield from _check_title(draft.title)
+    yield from _check_description(draft.description)
+    yield from _check_criteria([line for line in draft.ac if not _PLACEHOLDER.search(line)])
     text = f"{draft.title}\n{draft.description}"
-    if (hole := _HOLE.search(text)) is not None:
+    if (placeholder := _PLACEHOLDER.search(text)) is not None:
         yield Shortcoming(
             "ESTIMABLE",
-            f"{_quote(hole[0])} is still open: decide it, or make finding it out a story of its "
-            "own",
+            f"{_quote_text(placeholder[0])} is still open: decide it, or make finding it out a "
+            "story of its own",
             10,
         )
-    if (waits := _WAITS.search("\n".join((text, *draft.ac)))) is not None:
+    if (dependency := _DEPENDENCY_PHRASE.search("\n".join((text, *draft.ac)))) is not None:
         yield Shortcoming(
             "INDEPENDENT",
-            f"{_quote(waits[0])}: write the story so that it can be done by itself, or join the "
-            "two",
+            f"{_quote_text(dependency[0])}: write the story so that it can be done by itself, or "
+            "join the two",
             5,
         )
     words = len(draft.description.split())
-    if len(draft.ac) > _CRITERIA[1] or words > _WORDS[1]:
+    if len(draft.ac) > _CRITERIA_RANGE[1] or words > _WORDS_RANGE[1]:
         size = f"{len(draft.ac)} criteria and {words} words of description"
         yield Shortcoming(
             "SMALL",
-            f"{size}: split it into stories of at most {_CRITERIA[1]} criteria and {_WORDS[1]} "
-            "words each",
+            f"{size}: split it into stories of at most {_CRITERIA_RANGE[1]} criteria and "
+            f"{_WORDS_RANGE[1]} words each",
             10,
         )
 
 
-def _title(title: str) -> Iterator[Shortcoming]:
+def _check_title(title: str) -> Iterator[Shortcoming]:
     if not title:
         yield Shortcoming(
             "TITLE",
@@ -165,7 +165,7 @@ def _title(title: str) -> Iterator[Shortcoming]:
     elif len(title.split()) < 2:  # noqa: PLR2004 - a verb and what it acts on
         yield Shortcoming(
             "TITLE",
-            f"{_quote(title)} is one word: say what is possible afterwards, such as 'Export "
+            f"{_quote_text(title)} is one word: say what is possible afterwards, such as 'Export "
             "invoices as CSV'",
             5,
         )
@@ -178,7 +178,7 @@ def _title(title: str) -> Iterator[Shortcoming]:
         )
 
 
-def _description(text: str) -> Iterator[Shortcoming]:
+def _check_description(text: str) -> Iterator[Shortcoming]:
     words = len(text.split())
     if not words:
         yield Shortcoming(
@@ -188,7 +188,7 @@ def _description(text: str) -> Iterator[Shortcoming]:
             "VALUABLE", "say who needs it and why: as a <who>, I want <what>, so that <why>", 15
         )
         return
-    if words < _WORDS[0]:
+    if words < _WORDS_RANGE[0]:
         yield Shortcoming(
             "DESCRIPTION",
             f"{words} words say little: describe what happens today and what should happen instead",
@@ -197,9 +197,9 @@ def _description(text: str) -> Iterator[Shortcoming]:
     missing = [
         advice
         for pattern, advice in (
-            (WHO, "who needs it (as a …)"),
-            (WANT, "what they want (I want …)"),
-            (WHY, "why (so that …)"),
+            (ROLE_PHRASE, "who needs it (as a …)"),
+            (WISH_PHRASE, "what they want (I want …)"),
+            (REASON_PHRASE, "why (so that …)"),
         )
         if not pattern.search(text)
     ]
@@ -207,7 +207,7 @@ def _description(text: str) -> Iterator[Shortcoming]:
         yield Shortcoming("VALUABLE", f"add {', '.join(missing)}", 5 * len(missing))
 
 
-def _criteria(ac: Sequence[str]) -> Iterator[Shortcoming]:
+def _check_criteria(ac: Sequence[str]) -> Iterator[Shortcoming]:
     if not ac:
         yield Shortcoming(
             "CRITERIA",
@@ -218,7 +218,7 @@ def _criteria(ac: Sequence[str]) -> Iterator[Shortcoming]:
         yield Shortcoming("GHERKIN", "write each criterion as given …, when …, then …", 15)
         yield Shortcoming("TESTABLE", "without criteria nobody can tell when it is done", 15)
         return
-    if len(ac) < _CRITERIA[0]:
+    if len(ac) < _CRITERIA_RANGE[0]:
         yield Shortcoming(
             "CRITERIA",
             "one criterion alone: add one for what goes wrong (an empty input, a refused one)",
@@ -229,7 +229,7 @@ def _criteria(ac: Sequence[str]) -> Iterator[Shortcoming]:
         weight = max(1, round(15 * len(plain) / len(ac)))
         yield Shortcoming(
             "GHERKIN",
-            f"write {_quote(plain[0])} as given …, when …, then …{_count_more(plain)}",
+            f"write {_quote_text(plain[0])} as given …, when …, then …{_count_more(plain)}",
             weight,
         )
     vague = [(line, match[0]) for line in ac if (match := _VAGUE.search(line)) is not None]
@@ -237,8 +237,8 @@ def _criteria(ac: Sequence[str]) -> Iterator[Shortcoming]:
         (line, word), weight = vague[0], max(1, round(15 * len(vague) / len(ac)))
         yield Shortcoming(
             "TESTABLE",
-            f"{_quote(word)} cannot be tested in {_quote(line)}: say what is seen, a value or a "
-            f"number{_count_more(vague)}",
+            f"{_quote_text(word)} cannot be tested in {_quote_text(line)}: say what is seen, a "
+            f"value or a number{_count_more(vague)}",
             weight,
         )
 
@@ -257,5 +257,5 @@ def _count_more(items: Sequence[object]) -> str:
     return f" ({len(items) - 1} more like it)" if len(items) > 1 else ""
 
 
-def _quote(text: str) -> str:
+def _quote_text(text: str) -> str:
     return f"'{text[:60]}…'" if len(text) > 60 else f"'{text}'"  # noqa: PLR2004 - what fits in a line

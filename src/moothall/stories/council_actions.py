@@ -105,7 +105,7 @@ def _check_task(card: StoryState) -> str:
 
 
 def _find_line(outcome: Outcome, place: Spot) -> DiffLine:
-    result = _candidate(outcome.results, place.rank)
+    result = _candidate_of_rank(outcome.results, place.rank)
     if result is None:
         raise InvalidRequest(
             f"task {outcome.task_id} has no candidate {place.rank or 1}; it has "
@@ -139,5 +139,5 @@ def _find_line(outcome: Outcome, place: Spot) -> DiffLine:
     raise InvalidRequest(f"{reason} {place.line} of that file in the diff; {range_text}")
 
 
-def _candidate(results: Sequence[Result], rank: int) -> Result | None:
+def _candidate_of_rank(results: Sequence[Result], rank: int) -> Result | None:
     return next((result for result in results if result.rank == (rank or 1)), None)

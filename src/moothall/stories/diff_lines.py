@@ -86,12 +86,12 @@ def read_diff(diff: str) -> Sequence[DiffLine]:
             old, new = int(hunk[1]), int(hunk[3])
             old_end, new_end = old + int(hunk[2] or 1), new + int(hunk[4] or 1)
         elif text.startswith(("--- ", "+++ ")) and text[4:] != "/dev/null":
-            path = _unquote(text[4:]).partition("/")[2]
+            path = _unquote_path(text[4:]).partition("/")[2]
         diff_lines.append(DiffLine("place", text, path))
     return diff_lines
 
 
-def _unquote(path: str) -> str:
+def _unquote_path(path: str) -> str:
     """Return a path of a header. Git quotes unusual paths and writes their bytes in octal."""
     if not path.startswith('"'):
         return path.removesuffix("\t")  # follows a name with spaces
@@ -126,7 +126,7 @@ class DiffFile:
         )
 
     @cached_property
-    def _body(self) -> str:
+    def _hunks_text(self) -> str:
         """The hunks, with a newline before each line."""
         start = self.text.find("\n@@ ") if _FILE.match(self.text) else -1
         return self.text[start:].rstrip("\n") if start >= 0 else ""
@@ -134,20 +134,20 @@ class DiffFile:
     @cached_property
     def line_count(self) -> int:
         """The number of `lines`."""
-        return self._body.count("\n") or len(self.lines)
+        return self._hunks_text.count("\n") or len(self.lines)
 
     @cached_property
     def added(self) -> int:
         """The number of added lines."""
-        if self._body:
-            return self._body.count("\n+")
+        if self._hunks_text:
+            return self._hunks_text.count("\n+")
         return sum(line.kind == "added" for _, line in self.lines)
 
     @cached_property
     def removed(self) -> int:
         """The number of removed lines."""
-        if self._body:
-            return self._body.count("\n-")
+        if self._hunks_text:
+            return self._hunks_text.count("\n-")
         return sum(line.kind == "removed" for _, line in self.lines)
 
     def runs(self, start: int = 0, count: int | None = None) -> Sequence[Run]:
@@ -185,11 +185,15 @@ def _read_header(text: str) -> tuple[str, tuple[str, ...], frozenset[int]]:
     Without git's own first line, only the names before and after the change are headers.
     """
     named = _FILE.match(text)
-    path, notes, indexes = _unquote(f'"{named[1]}"') if named else "", [], {0} if named else set()
+    path, notes, indexes = (
+        _unquote_path(f'"{named[1]}"') if named else "",
+        [],
+        {0} if named else set(),
+    )
     for index, line in enumerate(text.partition("\n@@ ")[0].split("\n")):
         if line.startswith("+++ ") and line[4:] != "/dev/null":
-            path = _unquote(line[4:]).partition("/")[2] or path
-        elif not line.startswith(_HEADERS) and (note := _note(line)) is not None:
+            path = _unquote_path(line[4:]).partition("/")[2] or path
+        elif not line.startswith(_HEADERS) and (note := _header_note(line)) is not None:
             notes += [note] if note else []
             indexes.add(index)
         elif index not in indexes and not line.startswith(_HEADERS):
@@ -197,9 +201,9 @@ def _read_header(text: str) -> tuple[str, tuple[str, ...], frozenset[int]]:
     return path, tuple(notes), frozenset(indexes)
 
 
-def _note(header: str) -> str | None:
+def _header_note(header: str) -> str | None:
     """Return the text of a header for people, '' if they need none. Return None for other lines."""
     for pattern, note in _NOTES:
         if match := pattern.match(header):
-            return note.format(_unquote(f"{match[1]}\t") if match.groups() else "")
+            return note.format(_unquote_path(f"{match[1]}\t") if match.groups() else "")
     return None

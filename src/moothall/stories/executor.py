@@ -68,7 +68,7 @@ _PLANNER = "planner"
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
+class _TaskEnd:
     """The end of a task: its status, its outcome if it has one, and the commits that hold its work
     and that of the tasks before it.
     """
@@ -189,17 +189,17 @@ class StoryExecutor:
         if card is not None:
             if event.type is EventType.STORY_TRANSITIONED:
                 await self._cancel_left_work(card, event)
-            await self._advance(card, group)
+            await self._advance_story(card, group)
         elif event.type is EventType.PLAN_DERIVED:
             self._start_plan(event, group)
 
-    async def _advance(self, card: StoryState, group: asyncio.TaskGroup) -> None:
+    async def _advance_story(self, card: StoryState, group: asyncio.TaskGroup) -> None:
         """Start what is due for a story in its current state."""
         await self._board.settle(card)
         state, facts, principal = (
             card.position.state,
             card.position.facts,
-            Principal(_PLANNER, _tenant(card)),
+            Principal(_PLANNER, _tenant_of(card)),
         )
         if step := _due_step(card):
             key = card.merge_request.id if card.merge_request else card.moved
@@ -225,17 +225,21 @@ class StoryExecutor:
         """Cancel the councils of the state that a move left, since their results would not be
         used.
         """
-        left, reached = move.data.get("from_state"), move.data.get("to_state")
-        if (left, reached) not in _LEAVING_MOVES:
+        from_state, to_state = move.data.get("from_state"), move.data.get("to_state")
+        if (from_state, to_state) not in _LEAVING_MOVES:
             return
         principal = Principal(_PLANNER, move.tenant)
-        moves = [counted.id for counted in await self._board.moves(card.story.id, principal)]
+        moves = [
+            counted_move.id for counted_move in await self._board.moves(card.story.id, principal)
+        ]
         if move.id not in moves:
             return
         reason = f"{move.data.get('event')} by {move.data.get('actor')}"
-        if left == "design":
+        if from_state == "design":
             entering = moves[moves.index(move.id) - 1]
-            await self._cancel(design_task(_plan_id_after(entering)), reason, principal)
+            await self._cancel_deliberation(
+                design_task(_plan_id_after(entering)), reason, principal
+            )
             return
         derived = None
         for event in await self._board.history(card.story.id, principal):
@@ -254,9 +258,11 @@ class StoryExecutor:
         for task in plan.tasks:
             merges = merge_task_ids(f"{task.task_id}-base", len(task.dependencies))
             for task_id in (task.task_id, *merges):
-                await self._cancel(task_id, reason, principal)
+                await self._cancel_deliberation(task_id, reason, principal)
 
-    async def _cancel(self, task_id: TaskId, reason: str, principal: Principal) -> None:
+    async def _cancel_deliberation(
+        self, task_id: TaskId, reason: str, principal: Principal
+    ) -> None:
         """Cancel a deliberation if it is running."""
         with suppress(NotFound):
             if not (await self._deliberations.result(task_id, principal)).status.ended:
@@ -279,13 +285,15 @@ class StoryExecutor:
                 and card.merge_request == seen_card.merge_request
                 and _due_step(card) == step
             ):
-                run_step = {"design": self._design, "check": self._check, "deliver": self._deliver}[
-                    step
-                ]
+                run_step = {
+                    "design": self._design_story,
+                    "check": self._check_story,
+                    "deliver": self._deliver_story,
+                }[step]
                 await run_step(card, principal)
                 metrics.STORY_STEPS.add(step)
 
-    async def _design(self, card: StoryState, principal: Principal) -> None:
+    async def _design_story(self, card: StoryState, principal: Principal) -> None:
         """Derive a story's tasks: by architects if they are asked and their answer is valid, by its
         roles otherwise.
         """
@@ -375,7 +383,7 @@ class StoryExecutor:
             ):
                 return  # the story was stopped or sent back while this plan waited
             principal = Principal(plan.actor, derived.tenant)
-            running: dict[TaskId, asyncio.Task[_End]] = {}
+            running: dict[TaskId, asyncio.Task[_TaskEnd]] = {}
             async with asyncio.TaskGroup() as group:
                 for task in plan.tasks:  # a task comes after those it depends on
                     predecessors = [running[name] for name in task.dependencies]
@@ -388,19 +396,19 @@ class StoryExecutor:
             "story_id": plan.story_id,
             "plan_id": plan.plan_id,
             "derivation_id": derived.id,
-            "status": COMPLETED if all(end.won for end in results.values()) else "failed",
-            "tasks": {name: end.status for name, end in results.items()},
+            "status": COMPLETED if all(result.won for result in results.values()) else "failed",
+            "tasks": {name: result.status for name, result in results.items()},
             "why": {
-                name: end.outcome.error_message
-                for name, end in results.items()
-                if end.outcome and end.outcome.error_message
+                name: result.outcome.error_message
+                for name, result in results.items()
+                if result.outcome and result.outcome.error_message
             },
             "commits": list(
                 dict.fromkeys(
                     sha
-                    for name, end in results.items()
+                    for name, result in results.items()
                     if name not in dependencies
-                    for sha in end.commits
+                    for sha in result.commits
                 )
             ),
         }
@@ -411,51 +419,56 @@ class StoryExecutor:
         )
 
     async def _run_task(
-        self, task: AtomicTask, predecessors: Sequence[asyncio.Task[_End]], principal: Principal
-    ) -> _End:
+        self, task: AtomicTask, predecessors: Sequence[asyncio.Task[_TaskEnd]], principal: Principal
+    ) -> _TaskEnd:
         """Run a task and return how it ended. Return SKIPPED if a task that it depends on has no
         winner.
         """
         results = [await predecessor for predecessor in predecessors]
-        if not all(end.won for end in results):
+        if not all(result.won for result in results):
             missing = next(
-                name for name, end in zip(task.dependencies, results, strict=True) if not end.won
+                name
+                for name, result in zip(task.dependencies, results, strict=True)
+                if not result.won
             )
             reason = Skipped(f"not started: {missing}, whose work it builds on, has no winner")
             await refuse(self._deliberations, task_request(task, self._limits), reason, principal)
-            return _End(SKIPPED)
-        commits = tuple(dict.fromkeys(sha for end in results for sha in end.commits))
+            return _TaskEnd(SKIPPED)
+        commits = tuple(dict.fromkeys(sha for result in results for sha in result.commits))
         if task.repository is not None and len(commits) > 1:
-            merged = await merge_commits(
+            merge_outcome = await merge_commits(
                 self._deliberations,
                 f"{task.task_id}-base",
                 commits,
                 _integration_target(task),
                 principal,
             )
-            if not merged.commit_sha:
+            if not merge_outcome.commit_sha:
                 reason = Skipped(
                     "not started: the work that it builds on cannot be merged: "
-                    f"{failure_reason(merged)[:2000]}"
+                    f"{failure_reason(merge_outcome)[:2000]}"
                 )
                 await refuse(
                     self._deliberations, task_request(task, self._limits), reason, principal
                 )
-                return _End(SKIPPED, merged)
-            commits = (merged.commit_sha,)
+                return _TaskEnd(SKIPPED, merge_outcome)
+            commits = (merge_outcome.commit_sha,)
         outcome = await run_deliberation(
             self._deliberations,
             task_request(
-                task, self._limits, commits, [end.outcome for end in results if end.outcome]
+                task,
+                self._limits,
+                commits,
+                [result.outcome for result in results if result.outcome],
             ),
             principal,
         )
         status = outcome.status.value
         if outcome.status is DeliberationStatus.COMPLETED and not outcome.winner_id:
             status = NO_WINNER
-        return _End(status, outcome, (outcome.commit_sha,) if outcome.commit_sha else commits)
+        return _TaskEnd(status, outcome, (outcome.commit_sha,) if outcome.commit_sha else commits)
 
-    async def _check(self, card: StoryState, principal: Principal) -> None:
+    async def _check_story(self, card: StoryState, principal: Principal) -> None:
         """Merge a story's winners on its branch, check the result as a whole, and record the
         outcome.
         """
@@ -498,7 +511,7 @@ class StoryExecutor:
             )
         )
 
-    async def _deliver(self, card: StoryState, principal: Principal) -> None:
+    async def _deliver_story(self, card: StoryState, principal: Principal) -> None:
         """Apply the merge policy of the repository to an approved story, or merge it as requested,
         and record the outcome.
         """
@@ -560,7 +573,7 @@ def _plan_id_after(move_id: str) -> str:
     return f"plan-{digest(move_id)[:16]}"
 
 
-def _tenant(card: StoryState) -> str:
+def _tenant_of(card: StoryState) -> str:
     return card.entered.tenant if card.entered else "local"
 
 
@@ -583,7 +596,7 @@ def _repair_plan_task(card: StoryState, plan_id: str) -> AtomicTask:
             plan_id,
             reason,
             start,
-            tenant=_tenant(card),
+            tenant=_tenant_of(card),
             chars=TASK_CHARS,
             remarks=card.remarks,
         )

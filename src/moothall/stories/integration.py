@@ -126,7 +126,7 @@ async def merge_commits(
 
 def merge_task_ids(name: str, count: int) -> tuple[TaskId, ...]:
     """Return the ids of all deliberations that `merge_commits` may start for `count` commits."""
-    steps = (f"{name}-{index}{end}" for index in range(1, count) for end in ("", "-c"))
+    steps = (f"{name}-{index}{suffix}" for index in range(1, count) for suffix in ("", "-c"))
     return tuple(map(TaskId, (name, *steps, f"{name}-all")))
 
 

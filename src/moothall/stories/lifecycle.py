@@ -189,7 +189,11 @@ def _is_met(need: Need, position: StoryPosition, table: Lifecycle) -> bool:
 # Validation of story events, which any program may publish. An invalid one becomes a dead letter.
 
 
-_DESCRIPTIVE = {EventType.STORY_CREATED, EventType.STORY_CHANGED, EventType.STORY_TRANSITIONED}
+_DESCRIPTIVE_EVENTS = {
+    EventType.STORY_CREATED,
+    EventType.STORY_CHANGED,
+    EventType.STORY_TRANSITIONED,
+}
 """The event types whose fields describe a story."""
 _TEXT_FIELDS = (
     "title",
@@ -212,7 +216,7 @@ def check_event(event: Event) -> str:
         raise InvalidRequest("the event's data has no story_id: expected an id")
     check_id(story_id, "story_id")
     check_id(event.tenant, "tenant")
-    if event.type not in _DESCRIPTIVE:
+    if event.type not in _DESCRIPTIVE_EVENTS:
         return story_id
     for name in _TEXT_FIELDS:
         if name in data and not isinstance(data[name], str):

@@ -127,7 +127,7 @@ def scopes() -> Scopes:
 # that the server recorded: a note about a decision approves nothing.
 
 
-_CHANGES, _NOTES, _PAYLOAD, _REASON = 50, 500, 2_000, 400
+_MAX_CHANGES, _MAX_NOTES, _MAX_PAYLOAD_CHARS, _MAX_REASON_CHARS = 50, 500, 2_000, 400
 _OPERATIONS = ("create", "update", "delete")
 _PEOPLE = "po"
 """A role for people only: a caller who lacks it may not write notes for it."""
@@ -210,36 +210,36 @@ class Notes:
         `ConcurrentUpdate` if the version is not the expected one.
         """
         update, warnings = self._check_update(update, principal)
-        sent = ""
+        sent_id = ""
         while True:
-            state = await self._state(update.story_id, principal.tenant)
+            state = await self._read_state(update.story_id, principal.tenant)
             version = len(state.updates)
             event = _update_event(update, version + 1, principal)
-            if sent in state.updates:  # ours, and its ack was lost
+            if sent_id in state.updates:  # ours, and its ack was lost
                 return state.result(*warnings)
             if update.at and event.id in state.updates:
                 return state.result(
                     *warnings, "this was asked before, at the same time: nothing was changed"
                 )
             if update.expected not in {None, version}:
-                seen = f"you expected {update.expected}"
+                expectation = f"you expected {update.expected}"
                 raise ConcurrentUpdate(
-                    f"the context of {update.story_id} is at version {version}, and {seen}: look "
-                    "again"
+                    f"the context of {update.story_id} is at version {version}, and {expectation}: "
+                    "look again"
                 )
-            after, change_warnings = _apply(state, update.changes)
-            if after.notes == state.notes:
+            changed_state, change_warnings = _apply_changes(state, update.changes)
+            if changed_state.notes == state.notes:
                 return state.result(
                     *warnings, *change_warnings, "all was so already: nothing was changed"
                 )
-            if len(after.notes) > _NOTES:
-                raise InvalidRequest(f"a story has at most {_NOTES} notes; delete some")
-            sent = event.id
+            if len(changed_state.notes) > _MAX_NOTES:
+                raise InvalidRequest(f"a story has at most {_MAX_NOTES} notes; delete some")
+            sent_id = event.id
             try:
                 await self._bus.create(event, state.seq)
             except AlreadyExists:
                 continue  # something else happened to the story, or our ack was lost
-            return replace(after, updates=(*state.updates, event.id)).result(
+            return replace(changed_state, updates=(*state.updates, event.id)).result(
                 *warnings, *change_warnings
             )
 
@@ -252,9 +252,9 @@ class Notes:
             check_id(update.task_id, "task_id")
         if update.at:
             _check_time(update.at)
-        if not 1 <= len(update.changes) <= _CHANGES:
+        if not 1 <= len(update.changes) <= _MAX_CHANGES:
             raise InvalidRequest(
-                f"there are {len(update.changes)} changes; allowed are 1 to {_CHANGES}"
+                f"there are {len(update.changes)} changes; allowed are 1 to {_MAX_CHANGES}"
             )
         changes, warnings = [], []
         for raw_change in update.changes:
@@ -277,16 +277,16 @@ class Notes:
             changes=tuple(changes),
         ), warnings
 
-    async def _state(self, story_id: str, tenant: str) -> _State:
+    async def _read_state(self, story_id: str, tenant: str) -> _State:
         state = _State(Story(story_id))
         async for recorded in self._bus.replay((Channel.STORIES.of(key_of(story_id, tenant)),)):
-            state = _fold(state, recorded, tenant)
+            state = _fold_event(state, recorded, tenant)
         if not state.story.has_content:
             raise NotFound(f"no story {story_id!r}")
         return state
 
 
-def _fold(state: _State, recorded: Recorded, tenant: str) -> _State:
+def _fold_event(state: _State, recorded: Recorded, tenant: str) -> _State:
     event = recorded.event
     state = replace(state, seq=recorded.seq)
     if event.tenant != tenant:
@@ -307,19 +307,19 @@ def _fold(state: _State, recorded: Recorded, tenant: str) -> _State:
     return replace(state, notes=notes, updates=(*state.updates, event.id))
 
 
-def _apply(state: _State, changes: Sequence[NoteChange]) -> tuple[_State, list[str]]:
+def _apply_changes(state: _State, changes: Sequence[NoteChange]) -> tuple[_State, list[str]]:
     """Return the state after some changes, and warnings for the caller."""
     notes, warnings = dict(state.notes), []
     for change in changes:
         label = f"{change.entity_type} {change.entity_id}"
-        known = notes.get(change.key)
+        current = notes.get(change.key)
         if change.operation == "delete":
             if notes.pop(change.key, None) is None:
                 warnings.append(f"{label}: there is none to delete")
             continue
-        if change.operation == "create" and known not in {None, change.payload}:
+        if change.operation == "create" and current not in {None, change.payload}:
             raise AlreadyExists(f"{label} is noted already, with another payload; update it")
-        if change.operation == "update" and known is None:
+        if change.operation == "update" and current is None:
             raise NotFound(f"no {label} is noted; create it")
         notes[change.key] = change.payload
     return replace(state, notes=notes), warnings
@@ -335,8 +335,10 @@ def _normalize_change(change: NoteChange) -> NoteChange:
             f"unknown operation {change.operation[:40]!r}; it is one of {', '.join(_OPERATIONS)}"
         )
     check_id(change.entity_id, "entity_id")
-    if len(change.payload) > _PAYLOAD or len(change.reason) > _REASON:
-        raise InvalidRequest(f"a payload has at most {_PAYLOAD} characters, a reason {_REASON}")
+    if len(change.payload) > _MAX_PAYLOAD_CHARS or len(change.reason) > _MAX_REASON_CHARS:
+        raise InvalidRequest(
+            f"a payload has at most {_MAX_PAYLOAD_CHARS} characters, a reason {_MAX_REASON_CHARS}"
+        )
     payload = "" if operation == "delete" else _canonical_json(change.payload)
     return NoteChange(operation, kind, change.entity_id, payload, change.reason.strip())
 

@@ -124,7 +124,9 @@ class Planner:
         derivation = (
             draft.derivation
             if draft.is_recorded
-            else await self._record(draft.story, draft.derivation, draft.plan_id, principal)
+            else await self._record_derivation(
+                draft.story, draft.derivation, draft.plan_id, principal
+            )
         )
         ids = tuple(task.task_id for task in derivation.tasks)
         return Processed(
@@ -157,7 +159,7 @@ class Planner:
         if not publish:
             return derivation
         if recorded_plan is not None:
-            if _outline(recorded_plan.tasks) != _outline(tasks):
+            if _task_graph(recorded_plan.tasks) != _task_graph(tasks):
                 raise AlreadyExists(
                     f"plan {plan_id!r} of {case_id!r} was derived with other tasks; choose another "
                     "plan_id"
@@ -166,7 +168,7 @@ class Planner:
         if (card := await self._board.find(case_id, principal)) is not None:
             _check_may_plan(card, principal)
         await self._check_draft(_Draft(story, plan_id, derivation), principal)
-        return await self._record(story, derivation, plan_id, principal)
+        return await self._record_derivation(story, derivation, plan_id, principal)
 
     async def check_repository(self, repository: str, principal: Principal) -> None:
         """Raise if a council could not work on a repository, given as an id, a path or a URL."""
@@ -362,7 +364,9 @@ class Planner:
         if (card := await self._board.find(draft.story.id, principal)) is not None:
             _check_designing(card)
         await self._check_draft(draft, principal)
-        return await self._record(draft.story, draft.derivation, draft.plan_id, principal)
+        return await self._record_derivation(
+            draft.story, draft.derivation, draft.plan_id, principal
+        )
 
     async def _draft_plan(self, event: Event) -> _Draft:
         """Return the plan that a move to planning leads to. Raises `InvalidRequest`."""
@@ -382,7 +386,7 @@ class Planner:
         )
         return _Draft(story, plan_id, Derivation(identity, tasks))
 
-    async def _record(
+    async def _record_derivation(
         self, story: Story, derivation: Derivation, plan_id: str, principal: Principal
     ) -> Derivation:
         if not story.has_content:
@@ -432,7 +436,7 @@ class Planner:
         if sum(map(len, texts)) > TASK_CHARS:
             raise InvalidRequest(f"the event's texts have more than {TASK_CHARS} characters")
         stories.read_strategy(planning_event.metadata)
-        when = (
+        time = (
             datetime.fromtimestamp(planning_event.timestamp_ms / 1000, UTC)
             if planning_event.timestamp_ms
             else _now()
@@ -463,7 +467,7 @@ class Planner:
             data,
             ordinal=ordinal,
             tenant=principal.tenant,
-            time=when.isoformat(),
+            time=time.isoformat(),
         )
 
 
@@ -502,10 +506,10 @@ def changeable(card: StoryState) -> Plan:
     stories.
     """
     if card.position.state != _DESIGN or "planned" not in card.position.facts or card.plan is None:
-        when = (
+        condition = (
             f"tasks can be changed once they are derived in {_DESIGN}, until the design is accepted"
         )
-        raise InvalidRequest(f"story {card.story.id} is in {card.position.state}: {when}")
+        raise InvalidRequest(f"story {card.story.id} is in {card.position.state}: {condition}")
     return plan_of(card.plan)
 
 
@@ -538,14 +542,14 @@ def may_change(card: StoryState, principal: Principal) -> bool:
 
 
 def _plan_event(plan: Plan, principal: Principal) -> Event:
-    when = _now().isoformat()
+    time = _now().isoformat()
     event = write(
         EventType.PLAN_DERIVED,
         plan.plan_id,
         dump(plan),
         correlationid=plan.story_id,
         tenant=principal.tenant,
-        time=when,
+        time=time,
     )
     return replace(event, id=derivation_id(principal.tenant, plan.story_id, plan.plan_id))
 
@@ -574,7 +578,7 @@ def moves_to_planning(event: Event) -> bool:
     )
 
 
-def _outline(tasks: Sequence[AtomicTask]) -> list[tuple[TaskId, tuple[TaskId, ...]]]:
+def _task_graph(tasks: Sequence[AtomicTask]) -> list[tuple[TaskId, tuple[TaskId, ...]]]:
     return [(task.task_id, task.dependencies) for task in tasks]
 
 

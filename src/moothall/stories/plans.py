@@ -105,7 +105,7 @@ def derive(
     tasks: list[AtomicTask] = []
     predecessors: tuple[TaskId, ...] = ()
     for role in sort_roles(roles, strategy.order):
-        criteria_groups = _groups(story.ac, strategy.per_role or 1)
+        criteria_groups = _group_criteria(story.ac, strategy.per_role or 1)
         if len(tasks) + len(criteria_groups) > max_tasks:
             raise InvalidRequest(
                 f"the plan has more than {max_tasks} tasks; lower max_tasks_per_role"
@@ -115,7 +115,7 @@ def derive(
             task = AtomicTask(
                 task_id=derived_task_id(tenant, story.id, plan_id, role, str(number)),
                 role=role,
-                description=_description(story, role, criteria, chars),
+                description=_task_description(story, role, criteria, chars),
                 dependencies=predecessors
                 if strategy.parallel or not role_task_ids
                 else (role_task_ids[-1],),
@@ -150,26 +150,28 @@ def repair_task(
     rejection = f"What was built for this story was sent back{': ' if comment else '.'}{comment}"
     if remarks:
         remark_list = "".join(
-            f"\n{number}. {_place(item)}: {item.comment}" for number, item in enumerate(remarks, 1)
+            f"\n{number}. {_describe_place(item)}: {item.comment}"
+            for number, item in enumerate(remarks, 1)
         )
         rejection += f"\n\nThis was said of lines of it, which are shown below:{remark_list}"
     rejection = rejection[: chars // 2]
     return AtomicTask(
         task_id=derived_task_id(tenant, story.id, plan_id, "repair"),
         role="dev",
-        description=_description(story, "dev", story.ac, chars - len(rejection) - 2).rstrip()
+        description=_task_description(story, "dev", story.ac, chars - len(rejection) - 2).rstrip()
         + f"\n\n{rejection}",
         constraints=Constraints(requirements=story.ac),
         case_id=story.id,
         plan_id=plan_id,
         repository=replace(repository, ref=start or repository.ref) if repository else None,
         context="\n".join(
-            f"{number}. {_place(item)}:\n{item.quoted}" for number, item in enumerate(remarks, 1)
+            f"{number}. {_describe_place(item)}:\n{item.quoted}"
+            for number, item in enumerate(remarks, 1)
         ),
     )
 
 
-def _place(remark: LineComment) -> str:
+def _describe_place(remark: LineComment) -> str:
     """Return the place of a remark. A file's name is quoted, since it may contain anything."""
     return f"{json.dumps(remark.path)}, line {remark.line}"
 
@@ -213,7 +215,7 @@ def check_plan(tasks: Iterable[AtomicTask], max_tasks: int) -> None:
             raise InvalidRequest(f"the plan has more than {max_tasks} tasks")
 
 
-def _groups(criteria: Sequence[str], max_groups: int) -> list[tuple[str, ...]]:
+def _group_criteria(criteria: Sequence[str], max_groups: int) -> list[tuple[str, ...]]:
     """Divide the criteria into at most `max_groups` groups of nearly equal size. Without criteria,
     return one empty group.
     """
@@ -227,7 +229,7 @@ def _groups(criteria: Sequence[str], max_groups: int) -> list[tuple[str, ...]]:
     return groups
 
 
-def _description(story: Story, role: str, criteria: Sequence[str], chars: int) -> str:
+def _task_description(story: Story, role: str, criteria: Sequence[str], chars: int) -> str:
     story_text = (
         "\n\n".join(part for part in (story.title, story.brief) if part) or f"Story {story.id}."
     )
@@ -462,7 +464,7 @@ def read_tasks(
     what is wrong with it.
     """
     try:
-        answer = _Answer.model_validate(_document(answer_text))
+        answer = _Answer.model_validate(_parse_document(answer_text))
     except ValidationError as error:
         raise InvalidRequest(f"the answer is not a list of tasks: {wrong(error)}") from error
     return create_tasks(
@@ -470,7 +472,7 @@ def read_tasks(
     )
 
 
-def _document(text: str) -> Any:
+def _parse_document(text: str) -> Any:
     """Return the JSON object in a text, which may have other text around it."""
     start, end = text.find("{"), text.rfind("}")
     try:

@@ -119,7 +119,7 @@ def rate(report: JobReport, level_name: str = "") -> Rating:
     points = 0.0
     for part in PARTS:
         if weight := level.weights.get(part, 0):
-            share, reason = _share(part, report, level)
+            share, reason = _earned_share(part, report, level)
             points += weight * share
             if share < 1:
                 reasons.append(f"{reason}: {round(weight * share)} of {weight} points")
@@ -142,13 +142,13 @@ def rate(report: JobReport, level_name: str = "") -> Rating:
 
 def _blocking_reasons(report: JobReport, level: Level) -> Iterator[str]:
     for part in level.required:
-        if _evidence(part, report) is None:
+        if _find_evidence(part, report) is None:
             yield f"no evidence of {part}, which this level requires"
     if report.build is not None and not report.build.ok:
         yield "the build failed"
 
 
-def _evidence(part: Part, report: JobReport) -> object:
+def _find_evidence(part: Part, report: JobReport) -> object:
     """Return the evidence of a part, or None. A run without tests counts as none."""
     evidence = getattr(report, "unit" if part == "coverage" else part)
     if isinstance(evidence, SuiteRun):
@@ -156,11 +156,11 @@ def _evidence(part: Part, report: JobReport) -> object:
     return evidence
 
 
-def _share(part: Part, report: JobReport, level: Level) -> tuple[float, str]:
+def _earned_share(part: Part, report: JobReport, level: Level) -> tuple[float, str]:
     """Return the share of a part's points that was earned, 0 to 1, and the reason if it is less
     than 1.
     """
-    evidence = _evidence(part, report)
+    evidence = _find_evidence(part, report)
     if evidence is None:
         return 0.0, f"{part}: not run"
     if part == "coverage" and isinstance(evidence, SuiteRun):

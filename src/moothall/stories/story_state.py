@@ -21,7 +21,11 @@ from moothall.stories.lifecycle import Need, StoryPosition, decide, lifecycle
 # A story folded from its events, and the fields that a caller's metadata sets.
 
 
-_DESCRIPTIVE = {EventType.STORY_CREATED, EventType.STORY_CHANGED, EventType.STORY_TRANSITIONED}
+_DESCRIPTIVE_EVENTS = {
+    EventType.STORY_CREATED,
+    EventType.STORY_CHANGED,
+    EventType.STORY_TRANSITIONED,
+}
 """The event types whose fields describe a story; other keys are stored and ignored here."""
 
 
@@ -29,25 +33,26 @@ def fold_story(story: Story, event: Event) -> Story:
     """Return the story updated by an event. Malformed fields are ignored, since any program may
     write to the log. The fields of an edit (`edited`) are complete: empty ones clear the story's.
     """
-    if event.type not in _DESCRIPTIVE or event.data.get("story_id") != story.id:
+    if event.type not in _DESCRIPTIVE_EVENTS or event.data.get("story_id") != story.id:
         return story
     data = event.data
     if event.type is EventType.STORY_CHANGED and data.get("edited") is True:
         return replace(
             story,
-            title=_text(data.get("title")) or story.title,
-            brief=_text(data.get("brief")),
-            ac=_texts(data.get("ac")),
-            repository=_repository(data.get("repository"), _text(data.get("ref"))),
-            budget=_budget(data.get("budget")) or NO_BUDGET,
+            title=_read_text(data.get("title")) or story.title,
+            brief=_read_text(data.get("brief")),
+            ac=_read_texts(data.get("ac")),
+            repository=_read_repository(data.get("repository"), _read_text(data.get("ref"))),
+            budget=_read_budget(data.get("budget")) or NO_BUDGET,
         )
     return replace(
         story,
-        title=_text(data.get("title")) or story.title,
-        brief=_text(data.get("brief")) or story.brief,
-        ac=_texts(data.get("ac")) or story.ac,
-        repository=_repository(data.get("repository"), _text(data.get("ref"))) or story.repository,
-        budget=_budget(data.get("budget")) or story.budget,
+        title=_read_text(data.get("title")) or story.title,
+        brief=_read_text(data.get("brief")) or story.brief,
+        ac=_read_texts(data.get("ac")) or story.ac,
+        repository=_read_repository(data.get("repository"), _read_text(data.get("ref")))
+        or story.repository,
+        budget=_read_budget(data.get("budget")) or story.budget,
     )
 
 
@@ -69,12 +74,12 @@ def read_roles(metadata: Mapping[str, Any]) -> tuple[str, ...]:
 
 def read_strategy(metadata: Mapping[str, Any]) -> Strategy:
     """Return the strategy for deriving tasks that metadata asks for. Raises `InvalidRequest`."""
-    number = _text(metadata.get("max_tasks_per_role")) or "0"
+    number = _read_text(metadata.get("max_tasks_per_role")) or "0"
     if not (number.isascii() and number.isdecimal() and len(number) < 5):  # noqa: PLR2004 - thousands are enough
         raise InvalidRequest(
             f"metadata max_tasks_per_role is {number[:40]!r}; allowed are whole numbers from 0"
         )
-    parallel = _text(metadata.get("parallel_execution")).lower() or "false"
+    parallel = _read_text(metadata.get("parallel_execution")).lower() or "false"
     if parallel not in {"true", "false"}:
         raise InvalidRequest(
             f"metadata parallel_execution is {parallel[:40]!r}; allowed are true and false"
@@ -83,22 +88,22 @@ def read_strategy(metadata: Mapping[str, Any]) -> Strategy:
 
 
 def _split_list(value: object) -> tuple[str, ...]:
-    return tuple(part.strip() for part in _text(value).split(",") if part.strip())
+    return tuple(part.strip() for part in _read_text(value).split(",") if part.strip())
 
 
-def _text(value: object) -> str:
+def _read_text(value: object) -> str:
     return value.strip() if isinstance(value, str) else ""
 
 
-def _texts(value: object) -> tuple[str, ...]:
+def _read_texts(value: object) -> tuple[str, ...]:
     return (
-        tuple(text for item in value if (text := _text(item)))
+        tuple(text for item in value if (text := _read_text(item)))
         if isinstance(value, list | tuple)
         else ()
     )
 
 
-def _budget(value: object) -> Budget | None:
+def _read_budget(value: object) -> Budget | None:
     if not isinstance(value, Mapping):
         return None
     try:
@@ -107,16 +112,18 @@ def _budget(value: object) -> Budget | None:
         return None
 
 
-def _repository(value: object, ref: str) -> RepositoryRef | None:
+def _read_repository(value: object, ref: str) -> RepositoryRef | None:
     """Return the repository that a story names by its registered id, a path or a URL, or by id, url
     and ref.
     """
     if isinstance(value, Mapping):
         repository = RepositoryRef(
-            _text(value.get("id")), _text(value.get("url")), _text(value.get("ref")) or ref
+            _read_text(value.get("id")),
+            _read_text(value.get("url")),
+            _read_text(value.get("ref")) or ref,
         )
     else:
-        repository = RepositoryRef.from_name(_text(value), ref)
+        repository = RepositoryRef.from_name(_read_text(value), ref)
     return repository if repository.id or repository.url else None
 
 
@@ -333,7 +340,7 @@ def _position_after(card: StoryState, event: Event) -> StoryPosition:
         return replace(
             position,
             rigor=rigor if rigor in lifecycle().ready else position.rigor,
-            points=_points(card),
+            points=_coach_score(card),
         )
     if event.type is EventType.STORY_TRANSITIONED:
         roles = data.get("roles")
@@ -345,11 +352,11 @@ def _position_after(card: StoryState, event: Event) -> StoryPosition:
             )
         except Permanent:  # the table does not allow it
             return position
-    fact = _fact(card, event)
+    fact = _fact_of(card, event)
     return position.record(fact) if fact else position
 
 
-def _fact(card: StoryState, event: Event) -> Need | None:
+def _fact_of(card: StoryState, event: Event) -> Need | None:
     """Return the fact that an event is evidence of, None for other events."""
     status = event.data.get("status")
     if event.type is EventType.PLAN_DERIVED:
@@ -371,7 +378,7 @@ def _fact(card: StoryState, event: Event) -> Need | None:
     return None
 
 
-def _points(card: StoryState) -> int:
+def _coach_score(card: StoryState) -> int:
     try:
         return coach.score(card.draft).total
     except InvalidRequest:

@@ -28,7 +28,7 @@ _STATUS_LABELS: Mapping[str, str] = {
 }
 _WAITING = "waits"
 _PEOPLE = "people"
-_LOST = frozenset({"no winner", "failed", "out of time", "cancelled", "skipped"})
+_LOST_LABELS = frozenset({"no winner", "failed", "out of time", "cancelled", "skipped"})
 _NEXT_BY_STATE = {
     "build": (
         "read its evidence, then retry it (Retry on the page, `moothall story retry`) once all "
@@ -64,7 +64,7 @@ class RoundTask:
     @property
     def lost(self) -> bool:
         """True if the task ended without a result."""
-        return self.status in _LOST
+        return self.status in _LOST_LABELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,9 @@ class Round:
 
 def task_ids(history: Iterable[Event]) -> tuple[TaskId, ...]:
     """Return the ids of all tasks that a story had."""
-    return tuple(TaskId(str(task["task_id"])) for event in history for task in _tasks(event))
+    return tuple(
+        TaskId(str(task["task_id"])) for event in history for task in _derived_tasks(event)
+    )
 
 
 def rounds(
@@ -95,7 +97,7 @@ def rounds(
     """Return the rounds of a story in this state, oldest first. `views` maps task ids to the status
     of the tasks.
     """
-    ends = {
+    finished_plans = {
         event.data.get("derivation_id"): event.data
         for event in history
         if event.type is EventType.PLAN_FINISHED
@@ -107,16 +109,19 @@ def rounds(
                 rounds_so_far and event.data.get("by") == _PEOPLE
             ):  # edited tasks replace those of the plan before, which nobody began
                 rounds_so_far.pop()
-            rounds_so_far.append(_round(event, ends.get(event.id, {}), views))
+            rounds_so_far.append(_create_round(event, finished_plans.get(event.id, {}), views))
     if rounds_so_far:
         rounds_so_far[-1] = _with_next_actions(rounds_so_far[-1], state)
     return tuple(rounds_so_far)
 
 
-def _round(derived: Event, end: Mapping[str, Any], views: Mapping[TaskId, TaskView]) -> Round:
-    tasks = _tasks(derived)
+def _create_round(
+    derived: Event, finished_plan: Mapping[str, Any], views: Mapping[TaskId, TaskView]
+) -> Round:
+    tasks = _derived_tasks(derived)
     statuses, errors = (
-        value if isinstance(value := end.get(name), Mapping) else {} for name in ("tasks", "why")
+        value if isinstance(value := finished_plan.get(name), Mapping) else {}
+        for name in ("tasks", "why")
     )
     numbers = {TaskId(str(task["task_id"])): number for number, task in enumerate(tasks, 1)}
     steps = []
@@ -131,7 +136,7 @@ def _round(derived: Event, end: Mapping[str, Any], views: Mapping[TaskId, TaskVi
             after=tuple(numbers[name] for name in after if name in numbers)
             if isinstance(after, list | tuple)
             else (),
-            criteria=_requirements(task),
+            criteria=_covered_criteria(task),
         )
         steps.append(
             _with_status(step, str(statuses.get(task_id, "")), str(errors.get(task_id, "")), view)
@@ -152,7 +157,7 @@ def _round(derived: Event, end: Mapping[str, Any], views: Mapping[TaskId, TaskVi
     )
 
 
-def _requirements(task: Mapping[str, Any]) -> tuple[str, ...]:
+def _covered_criteria(task: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the criteria that a task of an event covers."""
     constraints = task.get("constraints")
     requirements = constraints.get("requirements") if isinstance(constraints, Mapping) else None
@@ -185,13 +190,13 @@ def _with_status(step: RoundTask, end_status: str, error: str, view: TaskView | 
         if view.status is DeliberationStatus.COMPLETED and not view.winner_id
         else view.status.value
     )
-    label, why = _STATUS_LABELS.get(status, status.lower()), view.error
+    label, reason = _STATUS_LABELS.get(status, status.lower()), view.error
     if label == WON:
-        why = f"{view.winner_id}, {view.level}"
+        reason = f"{view.winner_id}, {view.level}"
     elif not view.status.ended:
-        why = f"{view.progress} %"
+        reason = f"{view.progress} %"
     level = view.level if label == WON else ""
-    return replace(step, status=label, why=why, begun=True, level=level)
+    return replace(step, status=label, why=reason, begun=True, level=level)
 
 
 def _with_next_actions(last: Round, state: str) -> Round:
@@ -211,7 +216,7 @@ def _with_next_actions(last: Round, state: str) -> Round:
     return replace(last, steps=tuple(steps))
 
 
-def _tasks(event: Event) -> list[Mapping[str, Any]]:
+def _derived_tasks(event: Event) -> list[Mapping[str, Any]]:
     """Return the tasks that an event derives. Return an empty list for other and for malformed
     events.
     """

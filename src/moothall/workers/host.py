@@ -31,7 +31,7 @@ from moothall.domain.chat import Writing
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Channel, Event, EventType, Recorded, deliberation_topics
 from moothall.domain.ids import ROLES, Principal, TaskKey
-from moothall.domain.status import FLEET, Held, HostState
+from moothall.domain.status import FLEET, HostState, RunningDeliberation
 from moothall.domain.task import Deliberation, Pauses, check_deliberation
 from moothall.errors import (
     MoothallError,
@@ -52,8 +52,8 @@ _FIRST_POLL_SECONDS = 0.75
 _TENANT_SECONDS = 600.0
 """Each older deliberation of its tenant delays the commands of a deliberation by so much."""
 _WAIT_POLL_SECONDS, _LONG_WAIT_SECONDS = 5.0, 10.0
-_WAITING = "waits for a free core; older work goes first"
-_ENDS = {EventType.DELIBERATION_DECIDED, EventType.DELIBERATION_CANCELLED}
+_WAITING_MESSAGE = "waits for a free core; older work goes first"
+_END_EVENTS = {EventType.DELIBERATION_DECIDED, EventType.DELIBERATION_CANCELLED}
 
 
 @dataclass(slots=True)
@@ -121,7 +121,9 @@ class Host:
     _running: dict[TaskKey, _Running] = field(default_factory=dict)
     _takeovers: dict[TaskKey, int] = field(default_factory=dict)
     """The delivery counts with which other hosts have taken over deliberations."""
-    _seen: LRUCache[TaskKey, None] = field(default_factory=lambda: LRUCache(_MAX_REMEMBERED))
+    _started_tasks: LRUCache[TaskKey, None] = field(
+        default_factory=lambda: LRUCache(_MAX_REMEMBERED)
+    )
     """Deliberations that ran here. The bus may deliver one as new again if it lost its ack."""
     _beat: float = field(default_factory=time.monotonic)
     _host_id: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -141,7 +143,7 @@ class Host:
             group.create_task(self.bus.answer(FLEET, self._report_progress), name="state")
             for role in ROLES:
                 group.create_task(
-                    self.bus.consume(f"host-{role}", self._work, concurrency=capacity),
+                    self.bus.consume(f"host-{role}", self._handle_work, concurrency=capacity),
                     name=f"pull-{role}",
                 )
 
@@ -149,16 +151,23 @@ class Host:
         self, _request: Mapping[str, Any]
     ) -> tuple[Mapping[str, Any], bytes]:
         """Return the state of this host."""
-        held = tuple(
-            Held(task_key, running.started_at) for task_key, running in self._running.items()
+        running_deliberations = tuple(
+            RunningDeliberation(task_key, running.started_at)
+            for task_key, running in self._running.items()
         )
         return dump(
-            HostState(self.name, self.node or platform.node(), os.getpid(), self._started_at, held)
+            HostState(
+                self.name,
+                self.node or platform.node(),
+                os.getpid(),
+                self._started_at,
+                running_deliberations,
+            )
         ), b""
 
     def _show_oldest(self) -> None:
         telemetry.metrics.HOST_OLDEST.set(
-            min((one.started_at for one in self._running.values()), default=0.0), self.name
+            min((running.started_at for running in self._running.values()), default=0.0), self.name
         )
 
     @property
@@ -168,7 +177,7 @@ class Host:
 
     async def _listen_for_cancels(self) -> None:
         async for data in self.bus.signals(Channel.CANCEL.all):
-            self._stop(TaskKey(str(data.get("task_id", ""))))
+            self._stop_deliberation(TaskKey(str(data.get("task_id", ""))))
 
     async def _listen_for_steering(self) -> None:
         async for data in self.bus.signals(Channel.STEER.all):
@@ -191,7 +200,7 @@ class Host:
                     "another host has taken over this task; stopping it here", task_id=task_key
                 )
                 running.lost = True
-                self._stop(task_key, HOST_STOPS)
+                self._stop_deliberation(task_key, HOST_STOPS)
 
     async def _watch_for_suspension(self) -> None:
         while True:
@@ -211,9 +220,9 @@ class Host:
                 seconds=round(suspended),
             )
             running.lost = True
-            self._stop(task_key, HOST_STOPS)
+            self._stop_deliberation(task_key, HOST_STOPS)
 
-    def _owns(self, task_key: TaskKey) -> bool:
+    def _owns_task(self, task_key: TaskKey) -> bool:
         self._check_suspension()
         running = self._running.get(task_key)
         return running is not None and not running.lost
@@ -231,7 +240,7 @@ class Host:
                     continue
                 running.first_poll_at = math.inf
                 try:
-                    end = await self._read_messages(task_key, running)
+                    end_type = await self._read_messages(task_key, running)
                 except Temporary as error:
                     log.info(
                         "cannot read whether a task has ended",
@@ -239,9 +248,10 @@ class Host:
                         reason=error.message,
                     )
                     break
-                if end is not None:
-                    self._stop(
-                        task_key, None if end is EventType.DELIBERATION_CANCELLED else HOST_STOPS
+                if end_type is not None:
+                    self._stop_deliberation(
+                        task_key,
+                        None if end_type is EventType.DELIBERATION_CANCELLED else HOST_STOPS,
                     )
 
     async def _read_messages(self, task_key: TaskKey, running: _Running) -> EventType | None:
@@ -255,7 +265,7 @@ class Host:
             async for item in self.bus.replay((channel.of(task_key),))
         ]
         for event in events:
-            if event.type in _ENDS:
+            if event.type in _END_EVENTS:
                 return event.type
             if event.type is EventType.DELIBERATION_STEERED:
                 running.steering[event.id] = steering_text(event)
@@ -263,18 +273,16 @@ class Host:
         return None
 
     async def _poll_for_waits(
-        self, every: float = _WAIT_POLL_SECONDS, long: float = _LONG_WAIT_SECONDS
+        self, poll_seconds: float = _WAIT_POLL_SECONDS, min_wait_seconds: float = _LONG_WAIT_SECONDS
     ) -> None:
-        """Publish once for each wait of more than `long` seconds that a deliberation waits for a
-        core.
-        """
+        """Publish each wait for a core that is longer than `min_wait_seconds`, once."""
         reported: set[TaskKey] = set()
         while True:
-            await asyncio.sleep(every)
+            await asyncio.sleep(poll_seconds)
             waiting = {
                 task_key: running.deliberation
                 for task_key, running in self._running.items()
-                if running.place.waited_seconds > long
+                if running.place.waited_seconds > min_wait_seconds
             }
             for task_key in waiting.keys() - reported:
                 with suppress(Temporary):  # it is only shown
@@ -282,50 +290,52 @@ class Host:
                         self.bus,
                         waiting[task_key],
                         "waiting",
-                        _WAITING,
+                        _WAITING_MESSAGE,
                         ordinal=f"wait-{secrets.token_hex(8)}",
                     )
             reported = set(waiting)
 
-    def _delay_commands(self, tenant: str, since: float) -> float:
+    def _delay_commands(self, tenant: str, submitted_at: float) -> float:
         """Return by how many seconds the commands of a deliberation of a tenant, submitted at
-        `since`, yield to those of others, so that tenants share the cores.
+        `submitted_at`, yield to those of others, so that tenants share the cores.
         """
         older = sum(
-            running.deliberation.tenant == tenant and running.place.since < since
+            running.deliberation.tenant == tenant and running.place.since < submitted_at
             for running in self._running.values()
         )
         return _TENANT_SECONDS * older
 
-    def _stop(self, task_key: TaskKey, message: str | None = None) -> None:
+    def _stop_deliberation(self, task_key: TaskKey, message: str | None = None) -> None:
         running = self._running.get(task_key)
         if running is not None:
             running.task.cancel(message)
 
-    async def _work(self, recorded: Recorded) -> None:
+    async def _handle_work(self, recorded: Recorded) -> None:
         """Run one deliberation to its end, in its own task, so that a cancel does not stop the
         consumer.
         """
         deliberation = check_deliberation(load(Deliberation, recorded.event.data))
         task_key = deliberation.task_id
         deliveries = int(recorded.extra.get("deliveries", "1"))
-        while (known := self._running.get(task_key)) is not None:
+        while (active := self._running.get(task_key)) is not None:
             # Delivered again while it runs here. This delivery must end like the first one,
             # because an early ack would lose the work.
-            known.deliveries = max(known.deliveries, deliveries)
-            await asyncio.wait({known.task})
-            if not known.lost:
-                _raise_exception_of(known.task)
+            active.deliveries = max(active.deliveries, deliveries)
+            await asyncio.wait({active.task})
+            if not active.lost:
+                _raise_exception_of(active.task)
                 return
             await asyncio.sleep(0)  # until the first delivery has released it
         # It may have arrived during a suspension, and then again at another host.
         self._refuse_if_taken_over(task_key, deliveries)
         # Registered before anything is awaited, so that no cancel is missed.
-        fresh = deliveries == 1 and "fresh" in recorded.extra and task_key not in self._seen
-        self._seen[task_key] = None
-        since = _time_of(recorded.event)
-        delay = functools.partial(self._delay_commands, deliberation.tenant, since)
-        place = QueuePlace(since, delay)
+        fresh = (
+            deliveries == 1 and "fresh" in recorded.extra and task_key not in self._started_tasks
+        )
+        self._started_tasks[task_key] = None
+        submitted_at = _time_of(recorded.event)
+        delay = functools.partial(self._delay_commands, deliberation.tenant, submitted_at)
+        place = QueuePlace(submitted_at, delay)
         task = asyncio.create_task(
             self._run_traced(deliberation, deliveries, recorded.event, fresh=fresh),
             name=f"deliberation-{task_key}",
@@ -361,42 +371,42 @@ class Host:
     async def _run_traced(
         self, deliberation: Deliberation, deliveries: int, request: Event, *, fresh: bool
     ) -> None:
-        about = _span_attributes(deliberation) | {"moothall.deliveries": deliveries}
+        attributes = _span_attributes(deliberation) | {"moothall.deliveries": deliveries}
         with (
             # All deliveries belong to the trace of the request.
-            telemetry.span("deliberation", about, kind="consumer", parent=request.traceparent),
+            telemetry.span("deliberation", attributes, kind="consumer", parent=request.traceparent),
             queued(self._running[deliberation.task_id].place),
             telemetry.bound(task_id=deliberation.task_id, tenant=deliberation.tenant),
             telemetry.metrics.DELIBERATIONS_IN_FLIGHT.track_inprogress(),
         ):
-            await self._run(deliberation, deliveries, _time_of(request), fresh=fresh)
+            await self._run_deliberation(deliberation, deliveries, _time_of(request), fresh=fresh)
 
-    async def _run(
+    async def _run_deliberation(
         self, deliberation: Deliberation, deliveries: int, submitted: float, *, fresh: bool
     ) -> None:
         if deliveries > 1:
-            taken = {
+            takeover = {
                 "task_id": deliberation.task_id,
                 "host": self._host_id,
                 "deliveries": deliveries,
             }
-            await self.bus.signal(Channel.TAKEN.of(deliberation.task_id), taken)
+            await self.bus.signal(Channel.TAKEN.of(deliberation.task_id), takeover)
             # Signals of hosts with later deliveries arrived before this signal was confirmed.
             self._refuse_if_taken_over(deliberation.task_id, deliveries)
         events = [] if fresh else await self._read_events(deliberation.task_id)
         running = self._running[deliberation.task_id]
         while True:
             running.apply_pauses(Pauses.of(events))
-            over = any(event.type in _ENDS for event in events)
+            is_ended = any(event.type in _END_EVENTS for event in events)
             try:
                 recording = Recording.of(
-                    events if over else await inherit_turns(self.bus, deliberation, events)
+                    events if is_ended else await inherit_turns(self.bus, deliberation, events)
                 )
             except NotFound as error:  # what it was forked from
                 await fail_all_seats(self.bus, deliberation, error)
                 return
-            reservation = await self._reserve(deliberation, submitted)
-            if over:
+            reservation = await self._reserve_budget(deliberation, submitted)
+            if is_ended:
                 if reservation is not None:  # the last host may have been killed before this
                     await reservation.close(recording.spent)
                 return
@@ -431,17 +441,19 @@ class Host:
             task.cancel(HOST_STOPS)
 
         running.suspended = False
-        later = replace(d, deadline=running.pauses.extend(d.deadline))
+        extended = replace(d, deadline=running.pauses.extend(d.deadline))
         try:
             async with beside(suspend(), "pause"):
-                await self._deliberate(later, recording, reservation, pause_gate)
+                await self._run_recorded(extended, recording, reservation, pause_gate)
         except asyncio.CancelledError:
             if not running.suspended or task.uncancel():
                 raise
             return False
         return True
 
-    async def _reserve(self, deliberation: Deliberation, submitted: float) -> Reservation | None:
+    async def _reserve_budget(
+        self, deliberation: Deliberation, submitted: float
+    ) -> Reservation | None:
         """Return the reservation of a deliberation in the budget of its story, and in the quotas of
         its tenant for the day on which it was `submitted` (Unix seconds). None if no model is
         called.
@@ -466,7 +478,7 @@ class Host:
             parts += [quota] if quota else []
         return Reservations(parts) if parts else None
 
-    async def _deliberate(
+    async def _run_recorded(
         self,
         deliberation: Deliberation,
         recording: Recording,
@@ -486,7 +498,7 @@ class Host:
         if refusal is not None:
             await fail_all_seats(self.bus, deliberation, refusal)
         else:
-            owns_work = functools.partial(self._owns, deliberation.task_id)
+            owns_work = functools.partial(self._owns_task, deliberation.task_id)
             steering = self._running[deliberation.task_id].steering
 
             async def publish_partial(writing: Writing) -> None:

@@ -45,7 +45,7 @@ class Process:
         """Return True if it is a process of this machine that has not ended."""
         return (
             bool(self.place and self.started)
-            and self.place == _place()
+            and self.place == _boot_and_namespace()
             and _start_time(self.pid) == self.started
         )
 
@@ -69,7 +69,7 @@ def this_process() -> Process:
 
 def process_of(pid: int) -> Process:
     """Return the process of this machine with a pid. It may have ended."""
-    return Process(pid, _start_time(pid), _place())
+    return Process(pid, _start_time(pid), _boot_and_namespace())
 
 
 @contextmanager
@@ -100,27 +100,27 @@ def kill_leftover_hosts(folder: Path) -> int:
         except (OSError, ValueError, TypeError):
             record.unlink(missing_ok=True)  # incomplete: its host finds that its server has ended
             continue
-        if host.place != _place():
+        if host.place != _boot_and_namespace():
             continue  # of another machine, or from before a reboot of this one
         if host.is_alive():
             count += 1
-            _kill(host)
+            _kill_process(host)
             log.warning("killed a leftover host of an earlier server", pid=host.pid)
         record.unlink(missing_ok=True)
     return count
 
 
-def _kill(process: Process) -> None:
+def _kill_process(process: Process) -> None:
     handle = process.open()
     with suppress(ProcessLookupError):
         if handle is None:
             os.kill(process.pid, signal.SIGKILL)
         else:
             signal.pidfd_send_signal(handle, signal.SIGKILL)
-    _wait(process, handle, _END_SECONDS)
+    _wait_for_end(process, handle, _END_SECONDS)
 
 
-def _wait(process: Process, handle: int | None, seconds: float | None = None) -> None:
+def _wait_for_end(process: Process, handle: int | None, seconds: float | None = None) -> None:
     """Wait until a process has ended. Use its pidfd if there is one, and close it."""
     if handle is not None:
         poll = select.poll()
@@ -133,17 +133,17 @@ def _wait(process: Process, handle: int | None, seconds: float | None = None) ->
         time.sleep(_POLL_SECONDS)
 
 
-def end_with(other: Process) -> None:
+def end_with(process: Process) -> None:
     """Kill this process when another process of this machine has ended or become a zombie.
 
     A thread waits for that, because a busy event loop must not keep this process alive.
     """
 
     def watch() -> None:
-        _wait(other, other.open())
+        _wait_for_end(process, process.open())
         os.kill(os.getpid(), signal.SIGKILL)
 
-    threading.Thread(target=watch, name=f"end with {other.pid}", daemon=True).start()
+    threading.Thread(target=watch, name=f"end with {process.pid}", daemon=True).start()
 
 
 def _start_time(pid: int) -> int:
@@ -155,7 +155,7 @@ def _start_time(pid: int) -> int:
         return 0
 
 
-def _place() -> str:
+def _boot_and_namespace() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"

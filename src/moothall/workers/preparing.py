@@ -50,7 +50,7 @@ async def prepare(
     base = with_checks(
         await repositories.resolve(ref, tenant=deliberation.tenant), deliberation.checks
     )
-    given = await fetch_hidden(bus.bucket(HIDDEN), deliberation.hidden)
+    hidden_tests = await fetch_hidden(bus.bucket(HIDDEN), deliberation.hidden)
     steps: asyncio.Queue[str | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as group:
@@ -60,13 +60,15 @@ async def prepare(
             loop.call_soon_threadsafe(steps.put_nowait, step)
 
         try:
-            prepared = await _prepare(repositories, base, report_progress)
+            prepared = await _prepare_base(repositories, base, report_progress)
             if paths := select_held_out_files(prepared, held_out):
                 report_progress(
                     f"holding {', '.join(paths)} back from the seats (evidence.held_out)"
                 )
-                prepared = await _prepare(repositories, hide_files(base, paths), report_progress)
-            prepared = replace(prepared, hidden={**prepared.hidden, **given})
+                prepared = await _prepare_base(
+                    repositories, hide_files(base, paths), report_progress
+                )
+            prepared = replace(prepared, hidden={**prepared.hidden, **hidden_tests})
             if unused := with_hidden_checks(prepared)[1].unused:
                 report_progress(
                     f"No check runs these hidden tests: {format_cases(unused)}. Add one for their "
@@ -112,7 +114,7 @@ def hide_files(base: Base, paths: Sequence[str]) -> Base:
     return replace(base, profile=replace(base.profile, hidden=hidden))
 
 
-async def _prepare(
+async def _prepare_base(
     repositories: Repositories, base: Base, report_progress: Callable[[str], None]
 ) -> Prepared:
     """Prepare the base. Try again if the executor dies."""

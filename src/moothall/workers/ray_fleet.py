@@ -173,7 +173,7 @@ async def _host_on_each_node(
         async with asyncio.TaskGroup() as group:
             hosts.update(nodes, group)
             watching = [group.create_task(_watch_membership())]
-            await _all_ready(hosts.actors, ready_seconds, some=True)
+            await _all_ready(hosts.actors, ready_seconds, return_errors=True)
             watching.append(group.create_task(hosts.follow(list_nodes, group), name="nodes"))
             yield hosts.count_answering
             for task in (*watching, *hosts.watching):
@@ -231,12 +231,12 @@ class NodeHosts:
             host = self._make(f"host-{self._started_count}", node=node)
             run = host.run.remote()
             self._hosts[node] = (host, run)
-            task = group.create_task(self._watch(node, host, run), name=f"host on {node}")
+            task = group.create_task(self._watch_host(node, host, run), name=f"host on {node}")
             self.watching.add(task)
             task.add_done_callback(self.watching.discard)
             log.info("started a host on a node", node=node, host=f"host-{self._started_count}")
 
-    async def _watch(self, node: str, host: Any, run: Any) -> None:
+    async def _watch_host(self, node: str, host: Any, run: Any) -> None:
         try:
             await _until_stopped(run)
         except (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError) as error:
@@ -300,12 +300,12 @@ async def _watch_membership() -> None:
                 )
 
 
-async def _all_ready(hosts: list[Any], seconds: float, *, some: bool = False) -> None:
+async def _all_ready(hosts: list[Any], seconds: float, *, return_errors: bool = False) -> None:
     """Wait until hosts pull work. `some`: ignore hosts that end while starting."""
     try:
         async with asyncio.timeout(seconds):
-            started = (host.ready.options(max_task_retries=0).remote() for host in hosts)
-            await asyncio.gather(*started, return_exceptions=some)
+            ready_calls = (host.ready.options(max_task_retries=0).remote() for host in hosts)
+            await asyncio.gather(*ready_calls, return_exceptions=return_errors)
     except TimeoutError as error:
         raise FleetUnavailable(f"the hosts on Ray were not ready within {seconds:.0f} s") from error
 
@@ -364,7 +364,7 @@ async def cluster(settings: RaySettings) -> AsyncIterator[None]:
     if the private one does not start.
     """
     if settings.address is not None:
-        async with _connection(f"at {settings.address}", {"address": settings.address}):
+        async with _connect_ray(f"at {settings.address}", {"address": settings.address}):
             await check_access(settings, str(ray.get_runtime_context().gcs_address))
             yield
         return
@@ -381,7 +381,7 @@ async def cluster(settings: RaySettings) -> AsyncIterator[None]:
             "num_cpus": 1,
             "object_store_memory": 80_000_000,  # hosts do not use the object store
         }
-        async with _connection("on this machine", options):
+        async with _connect_ray("on this machine", options):
             yield
 
 
@@ -398,7 +398,7 @@ def _restore_sigterm_handler() -> None:
 
 
 @asynccontextmanager
-async def _connection(where: str, options: dict[str, Any]) -> AsyncIterator[None]:
+async def _connect_ray(location: str, options: dict[str, Any]) -> AsyncIterator[None]:
     starting = asyncio.ensure_future(
         asyncio.to_thread(
             ray.init,
@@ -419,15 +419,17 @@ async def _connection(where: str, options: dict[str, Any]) -> AsyncIterator[None
     except Exception as error:
         if options["address"] == "local":  # Ray raises any class; `Exception` for a late node
             await asyncio.to_thread(ray.shutdown)  # stop the parts that have started
-            raise FleetUnavailable(f"Ray did not start {where}: {one_line(str(error))}") from error
-        known = isinstance(
+            raise FleetUnavailable(
+                f"Ray did not start {location}: {one_line(str(error))}"
+            ) from error
+        is_start_failure = isinstance(
             error, ConnectionError | ray.exceptions.RayError | RuntimeError | ValueError
         )
-        if not known and type(error) is not Exception:
+        if not is_start_failure and type(error) is not Exception:
             raise
         next_step = await explain_refusal(str(options["address"]))
         raise ConfigurationError(
-            f"Ray could not be started or reached {where}: {error}{next_step}"
+            f"Ray could not be started or reached {location}: {error}{next_step}"
         ) from error
     _restore_sigterm_handler()
     try:

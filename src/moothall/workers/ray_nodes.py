@@ -49,7 +49,7 @@ class SandboxNode:
     def __init__(self, settings: WorkspaceSections, prepare: Callable[[], None]) -> None:
         prepare()
         end_with_raylet()
-        self._sandboxes = NodeSandboxes(settings, _fetch)
+        self._sandboxes = NodeSandboxes(settings, _fetch_part)
         self._serving: asyncio.Task[None] | None = None
 
     async def call(self, method: str, *arguments: Any) -> Any:
@@ -73,7 +73,7 @@ def _end_if_failed(serving: asyncio.Task[None]) -> None:
         os._exit(1)
 
 
-async def _fetch(part: Any) -> bytes:
+async def _fetch_part(part: Any) -> bytes:
     return bytes(await part)
 
 
@@ -231,18 +231,18 @@ class _RayCarrier:
         try:
             async with self._locks.setdefault(name, asyncio.Lock()):
                 if name not in self._archives:
-                    self._archives[name] = await _store(path)
+                    self._archives[name] = await _store_folder(path)
             yield self._archives[name]
         finally:
             self._users[name] -= 1
-            asyncio.get_running_loop().call_later(_RETENTION_SECONDS, self._forget, name)
+            asyncio.get_running_loop().call_later(_RETENTION_SECONDS, self._forget_archive, name)
 
-    def _forget(self, name: str) -> None:
+    def _forget_archive(self, name: str) -> None:
         if not self._users.get(name):
             self._archives.pop(name, None)
 
 
-async def _store(path: Path) -> list[Any]:
+async def _store_folder(path: Path) -> list[Any]:
     """Pack a folder into the object store, and return references to the parts of the archive."""
     parts = []
     async with archive.piped(lambda target: archive.pack(path, target), reads=False) as pipe:

@@ -122,8 +122,10 @@ async def probe_access(address: str) -> tuple[Access, str]:
     """Return who may start a driver on the cluster at HOST:PORT, with a reason for UNKNOWN."""
     async with grpc.aio.insecure_channel(address) as channel:
         try:
-            ask: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(_METHOD)
-            await ask(b"", timeout=_SECONDS)
+            call_method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+                _METHOD
+            )
+            await call_method(b"", timeout=_SECONDS)
         except grpc.aio.AioRpcError as error:
             if error.code() in {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}:
                 return Access.RESTRICTED, ""

@@ -84,7 +84,7 @@ async def starting(hosts: int, module: str) -> AsyncIterator[list[Process]]:
     processes: list[Process] = []
     try:
         while len(processes) < hosts:
-            processes.append(await _start(module))
+            processes.append(await _start_process(module))
         yield processes
     finally:
         for process in processes:
@@ -141,14 +141,14 @@ class _Child:
     async def keep_running(self) -> None:
         """Run the host until cancelled. Raise the error that ended it, or `FleetUnavailable`."""
         while True:
-            code = await self._run()
+            code = await self._run_process()
             if code >= 0:
                 raise FleetUnavailable(f"{self.name} ended with exit code {code}")
             log.warning("a host was killed; restarting it", host=self.name, signal=-code)
             await asyncio.sleep(_RESTART_SECONDS)
 
-    async def _run(self) -> int:
-        process = self._started.pop() if self._started else await _start()
+    async def _run_process(self) -> int:
+        process = self._started.pop() if self._started else await _start_process()
         if process.stdin is None or process.stdout is None:
             raise AssertionError  # both are pipes
         try:
@@ -164,10 +164,10 @@ class _Child:
             return await process.wait()
         finally:
             self.ready.clear()
-            await asyncio.shield(_stop(process))
+            await asyncio.shield(_stop_process(process))
 
 
-async def _start(*modules: str) -> Process:
+async def _start_process(*modules: str) -> Process:
     # -P: the working folder may be a repository with modules of the same names.
     return await start_process(
         *(sys.executable, "-P", "-m", __name__, *modules),
@@ -178,7 +178,7 @@ async def _start(*modules: str) -> Process:
     )
 
 
-async def _stop(process: Process) -> None:
+async def _stop_process(process: Process) -> None:
     """Close the process's stdin, which ends it; kill it if it does not end."""
     if process.stdin is not None:
         process.stdin.close()
@@ -207,7 +207,7 @@ async def _run_host(name: str, main: HostMain, lines: BinaryIO) -> None:
     except asyncio.CancelledError:
         return
     except Exception as error:  # noqa: BLE001 - raised again by the server
-        send(_FAILED + base64.b64encode(_dump(error)))
+        send(_FAILED + base64.b64encode(_dump_error(error)))
 
 
 def _call_at_end(stdin: int, function: Callable[[], object]) -> None:
@@ -218,7 +218,7 @@ def _call_at_end(stdin: int, function: Callable[[], object]) -> None:
         function()
 
 
-def _dump(error: Exception) -> bytes:
+def _dump_error(error: Exception) -> bytes:
     """Pickle an error, or its text if it cannot be restored."""
     with suppress(Exception):
         dumped = pickle.dumps(error)

@@ -100,7 +100,7 @@ def began(deliberations: FakeDeliberations) -> list[str]:
 
 async def test_at_most_four_of_thirty_agents_run_concurrently() -> None:
     deliberations = FakeDeliberations()
-    ended = await run(deliberations).all([agent(f"a{number:02}") for number in range(30)])
+    ended = await run(deliberations).run_all([agent(f"a{number:02}") for number in range(30)])
     assert deliberations.most == 4
     assert len(deliberations.requests) == 30
     assert {end.state for end in ended.values()} == {State.COMPLETED}
@@ -114,7 +114,7 @@ async def test_a_dependent_starts_after_its_dependencies_and_on_their_commit() -
         agent("a", spec={"priority": "low"}),
         agent("z", spec={"priority": "high"}),
     ]
-    await run(deliberations, 1).all(specs)
+    await run(deliberations, 1).run_all(specs)
     assert began(deliberations) == ["z", "a", "b", "c"] == list(check_order(specs))
     by_name = dict(zip(began(deliberations), deliberations.requests, strict=True))
     assert by_name["a"].repository == HERE
@@ -123,7 +123,7 @@ async def test_a_dependent_starts_after_its_dependencies_and_on_their_commit() -
 
 async def test_results_of_several_dependencies_are_merged_first() -> None:
     deliberations = FakeDeliberations()
-    await run(deliberations).all([agent("a"), agent("b"), agent("c", "a", "b")])
+    await run(deliberations).run_all([agent("a"), agent("b"), agent("c", "a", "b")])
     a, b, merged, c = deliberations.requests
     assert merged.merge == (f"commit-of-{a.task_id}", f"commit-of-{b.task_id}")
     assert c.repository == replace(HERE, ref=f"commit-of-{merged.task_id}")
@@ -144,7 +144,7 @@ async def test_cycles_and_missing_dependencies_are_named(
 ) -> None:
     deliberations = FakeDeliberations()
     with pytest.raises(InvalidRequest, match=message):
-        await run(deliberations).all(specs)
+        await run(deliberations).run_all(specs)
     assert not deliberations.requests
 
 
@@ -158,7 +158,7 @@ async def test_dependents_of_a_failed_agent_are_skipped_unless_optional() -> Non
         agent("c", "b"),
         agent("d", dependencies={"optional": ["a", "nowhere"]}),
     ]
-    ended = await run(deliberations).all(specs)
+    ended = await run(deliberations).run_all(specs)
     assert [(end.name, end.state) for end in ended.values()] == [
         ("a", "failed"),
         ("b", "skipped"),
@@ -170,7 +170,9 @@ async def test_dependents_of_a_failed_agent_are_skipped_unless_optional() -> Non
 
 @pytest.mark.parametrize("verdict", ["failed", "errored", "missing"])
 async def test_only_the_validation_decides_the_result(verdict: str) -> None:
-    ended = await run(FakeDeliberations(lambda request: passed(request, verdict))).all([agent("a")])
+    ended = await run(FakeDeliberations(lambda request: passed(request, verdict))).run_all(
+        [agent("a")]
+    )
     assert (ended["a"].state, ended["a"].reason) == (
         "failed",
         f"the validation 'make a' is {verdict}",
@@ -189,13 +191,13 @@ async def test_a_failed_run_is_retried_with_a_growing_delay_and_another_seed() -
         waits.append(seconds)
 
     again = {"restart": {"max_restarts": 5, "backoff_seconds": 2}}
-    ended = await run(FakeDeliberations(third_time), sleep=sleep).all([agent("a", **again)])
+    ended = await run(FakeDeliberations(third_time), sleep=sleep).run_all([agent("a", **again)])
     assert (ended["a"].state, ended["a"].runs, waits) == ("completed", 3, [2, 4])
     assert (
         len({request.task_id for request in tries}) == len({request.seed for request in tries}) == 3
     )
     waits.clear()
-    ended = await run(FakeDeliberations(failed), sleep=sleep).all(
+    ended = await run(FakeDeliberations(failed), sleep=sleep).run_all(
         [agent("a", restart={"max_restarts": 1, "backoff_seconds": 500})]
     )
     assert (ended["a"].state, ended["a"].runs, waits) == ("failed", 2, [300])
@@ -211,7 +213,7 @@ async def test_the_fields_of_a_spec_reach_the_service() -> None:
             "resource_limits": {"timeout": "2m"},
         },
     }
-    await run(deliberations).all([agent("a", **fields)])
+    await run(deliberations).run_all([agent("a", **fields)])
     (request,) = deliberations.requests
     assert (request.role, request.num_agents, request.protocol, request.model, request.seed) == (
         "qa",
@@ -233,7 +235,7 @@ async def test_a_spec_can_shorten_the_time_limit_and_never_extend_it(
     timeout: str | None, longest: int, expected: int
 ) -> None:
     deliberations = FakeDeliberations()
-    await run(deliberations, longest=longest).all(
+    await run(deliberations, longest=longest).run_all(
         [agent("a", security={"resource_limits": {"timeout": timeout} if timeout else {}})]
     )
     assert deliberations.requests[0].constraints.timeout_seconds == expected
@@ -242,7 +244,7 @@ async def test_a_spec_can_shorten_the_time_limit_and_never_extend_it(
 async def test_an_interrupted_run_cancels_running_tasks() -> None:
     deliberations = FakeDeliberations()
     deliberations.go.clear()
-    running = asyncio.create_task(run(deliberations).all([agent("a"), agent("b")]))
+    running = asyncio.create_task(run(deliberations).run_all([agent("a"), agent("b")]))
     async with asyncio.timeout(10):
         while deliberations.now < 2:
             await asyncio.sleep(0)
@@ -261,6 +263,6 @@ async def test_a_seat_reports_why_it_failed() -> None:
             seats=(SeatOutcome("s", SeatStatus.FAILED, "X", "the program make was not found"),),
         )
 
-    assert (await run(FakeDeliberations(seat)).all([agent("a")]))[
+    assert (await run(FakeDeliberations(seat)).run_all([agent("a")]))[
         "a"
     ].reason == "the program make was not found"

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema_rs import Draft202012Validator
 
-from moothall.agents.runner import Loaded, check_order, load, request_of
+from moothall.agents.runner import LoadedSpecs, check_order, load, request_of
 from moothall.agents.specs import CAPABILITIES, Spec, SpecPart, order_tasks, schema, tools_of
 from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import Grant
@@ -244,7 +244,7 @@ def test_an_invalid_file_is_named_with_line_and_reason_while_the_others_load(
     (tmp_path / "wrong.yml").write_text(text, encoding="utf-8")
     loaded = load([tmp_path])
     assert [loaded_spec.name for loaded_spec in loaded.specs.values()] == ["good"]
-    (wrong,) = loaded.wrong
+    (wrong,) = loaded.errors
     assert (wrong.file, wrong.line) == (str(tmp_path / "wrong.yml"), line)
     assert reason in wrong.reason
 
@@ -281,8 +281,8 @@ def test_any_combination_of_sections_is_loaded_or_reported(sections: dict[str, A
             yaml.safe_dump(MINIMAL | sections, sort_keys=False), encoding="utf-8"
         )
         loaded = load([Path(folder)])
-    assert bool(loaded.specs) is not bool(loaded.wrong)
-    assert all(item.line and item.reason for item in loaded.wrong)
+    assert bool(loaded.specs) is not bool(loaded.errors)
+    assert all(item.line and item.reason for item in loaded.errors)
     for parsed in loaded.specs.values():
         assert parsed.name
         assert request_of(parsed, RepositoryRef(id="sample")).checks == parsed.validations
@@ -301,7 +301,7 @@ def test_thousands_of_tasks_load_and_a_cycle_of_thousands_is_reported_briefly(
         for number in range(500)
     ]
     (tmp_path / "many.yaml").write_text("\n".join([f"{GOOD}tasks:", *ring]), encoding="utf-8")
-    (wrong,) = load([tmp_path]).wrong
+    (wrong,) = load([tmp_path]).errors
     assert (
         wrong.line,
         "these tasks depend on each other: t" in wrong.reason,
@@ -313,7 +313,7 @@ def test_thousands_of_tasks_load_and_a_cycle_of_thousands_is_reported_briefly(
     )
     keys = "".join(f"q{number}:\n" for number in range(2_000))
     (tmp_path / "many.yaml").write_text(GOOD + keys, encoding="utf-8")
-    assert load([tmp_path]).kept[-1].line == 2_003
+    assert load([tmp_path]).notes[-1].line == 2_003
 
 
 def test_dates_are_read_as_text_and_empty_sections_as_empty(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_only_regular_files_of_a_folder_are_read(tmp_path: Path) -> None:
     (tmp_path / "endless.yaml").symlink_to("/dev/zero")
     (tmp_path / "nothing.yaml").symlink_to("nowhere")
     os.mkfifo(tmp_path / "pipe.yaml")
-    assert load([tmp_path]) == Loaded()
+    assert load([tmp_path]) == LoadedSpecs()
 
 
 def test_two_agents_of_one_name_and_stored_data_are_reported(tmp_path: Path) -> None:
@@ -341,13 +341,13 @@ def test_two_agents_of_one_name_and_stored_data_are_reported(tmp_path: Path) -> 
             yaml.safe_dump(MINIMAL | {"deployment": {}}, sort_keys=False), encoding="utf-8"
         )
     loaded = load([tmp_path])
-    (wrong,) = loaded.wrong
+    (wrong,) = loaded.errors
     assert (Path(wrong.file).name, "has an agent called a already" in wrong.reason) == (
         "2.yaml",
         True,
     )
     assert (
-        str(loaded.kept[0])
+        str(loaded.notes[0])
         == f"{tmp_path / '1.yaml'}, line 6: deployment is kept, and nothing is done by it"
     )
     with pytest.raises(InvalidRequest, match="is not there"):
@@ -356,8 +356,8 @@ def test_two_agents_of_one_name_and_stored_data_are_reported(tmp_path: Path) -> 
 
 def test_the_examples_are_valid_and_match_the_schema() -> None:
     loaded = load([ROOT / "agents"])
-    assert not loaded.wrong
-    assert not loaded.kept
+    assert not loaded.errors
+    assert not loaded.notes
     order = (
         "security",
         "greeting",

@@ -14,7 +14,7 @@ from google.protobuf import json_format
 
 from moothall.agents.admission import BUCKET
 from moothall.agents.queries import Query
-from moothall.agents.service import ANEW
+from moothall.agents.service import ANSWER_RESTARTED
 from moothall.domain.chat import Writing
 from moothall.domain.event import EventType
 from moothall.domain.ids import LOCAL
@@ -513,8 +513,10 @@ async def test_the_reply_is_streamed_as_it_is_written(
     await answer(agent, "q-4", "Because of it.")
     updates = await reading
     assert [update.delta for update in updates if update.delta] == deltas
-    assert (ANEW in [update.message for update in updates]) is anew
-    (last,) = [place for place, update in enumerate(updates) if update.message == ANEW][-1:] or [0]
+    assert (ANSWER_RESTARTED in [update.message for update in updates]) is anew
+    (last,) = [place for place, update in enumerate(updates) if update.message == ANSWER_RESTARTED][
+        -1:
+    ] or [0]
     assert (
         "".join(update.delta for update in updates[last:])
         == updates[-1].message

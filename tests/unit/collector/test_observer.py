@@ -50,7 +50,7 @@ async def test_an_observer_knows_earlier_requests_and_drops_decided_ones(
         )
         await until(lambda: all(state.pauses.is_paused for state in observer.states()))
         late = Observer(bus)
-        await late._load(TaskKey("task-a"))
+        await late._load_task(TaskKey("task-a"))
         assert [state.pauses.is_paused for state in late.states()] == [True]
         data = {"task_id": "task-a", "number": 1}
         await bus.publish(

@@ -7,12 +7,12 @@ import re
 import pytest
 
 from moothall.deliberation.case_files import (
-    cases_near,
     files_to_run,
     find_case_files,
+    find_cases_near,
     import_pattern,
     is_about,
-    names_on_base,
+    map_to_base_names,
     rank_importers,
     sort_by_common_words,
 )
@@ -109,19 +109,19 @@ def test_ids_of_pytest_and_unittest_name_their_file_even_in_a_folder() -> None:
 
 
 def test_nearby_rust_cases_are_those_of_the_module_then_of_its_crate() -> None:
-    assert cases_near(RUST, ["src/impls.rs"]) == [
+    assert find_cases_near(RUST, ["src/impls.rs"]) == [
         *RUST[:1],
         *RUST[2:3],
         *RUST[4:5],
         RUST[5],
         *(RUST[at] for at in (1, 3, 6)),
     ]
-    member = cases_near(RUST, ["crates/bstr-cli/src/impls.rs"])
+    member = find_cases_near(RUST, ["crates/bstr-cli/src/impls.rs"])
     assert member[0] == RUST[2] or RUST[5] in member
     assert RUST[0] not in member
-    assert set(cases_near(RUST, ["src/lib.rs"])) == {*RUST}
-    assert cases_near(["itoa::tests::one", "itoa::test::tests::two"], ["src/tests.rs"]) != []
-    assert cases_near(RUST, ["README.md"]) == []
+    assert set(find_cases_near(RUST, ["src/lib.rs"])) == {*RUST}
+    assert find_cases_near(["itoa::tests::one", "itoa::test::tests::two"], ["src/tests.rs"]) != []
+    assert find_cases_near(RUST, ["README.md"]) == []
 
 
 def test_nearby_go_cases_are_those_of_the_changed_package() -> None:
@@ -131,9 +131,9 @@ def test_nearby_go_cases_are_those_of_the_changed_package() -> None:
         "example.org/m/x/p::TestB",
         "example.org/m/p/q::TestC",
     ]
-    assert cases_near(cases, ["p/a.go"]) == [cases[1], cases[2]]
-    assert cases_near(cases, ["x/p/a.go"]) == [cases[2]]
-    assert cases_near(cases, ["a.go"]) == [cases[0]]
+    assert find_cases_near(cases, ["p/a.go"]) == [cases[1], cases[2]]
+    assert find_cases_near(cases, ["x/p/a.go"]) == [cases[2]]
+    assert find_cases_near(cases, ["a.go"]) == [cases[0]]
 
 
 def test_test_files_that_import_the_change_are_ranked_as_nearby() -> None:
@@ -204,7 +204,7 @@ def test_importing_test_files_named_by_the_task_come_first() -> None:
 
 def test_cases_of_ava_keep_their_names_when_one_file_runs() -> None:
     cases = ["retry \u203a gives up", "retry \u203a again", "sub \u203a a \u203a x"]
-    assert names_on_base(
+    assert map_to_base_names(
         {
             "gives up": "passed",
             "new": "passed",
@@ -216,4 +216,4 @@ def test_cases_of_ava_keep_their_names_when_one_file_runs() -> None:
         "gives up": "retry \u203a gives up",
         "a \u203a x": "sub \u203a a \u203a x",
     }
-    assert names_on_base({"x": "passed"}, ["a \u203a x", "b \u203a x"]) == {}
+    assert map_to_base_names({"x": "passed"}, ["a \u203a x", "b \u203a x"]) == {}

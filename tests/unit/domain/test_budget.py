@@ -64,12 +64,14 @@ def test_a_story_budget_never_grants_more_than_its_limit(
             after = book.draw(key, needed, Amount(), more)
         except BudgetExceeded:
             others = [draw.granted for name, draw in book.draws.items() if name != key]
-            assert not sum(others, needed).within(limit), "a call within the budget was refused"
+            assert not sum(others, needed).fits_within(limit), (
+                "a call within the budget was refused"
+            )
             continue
-        assert needed.within(after.draws[key].granted)
+        assert needed.fits_within(after.draws[key].granted)
         assert after.draw(key, needed, Amount(), Amount()).draws[key].granted == needed
         book = after.close(key, needed) if closes else after
-        assert (book.spent + book.reserved).within(limit)
+        assert (book.spent + book.reserved).fits_within(limit)
         assert book.spent + book.reserved + book.left == limit
     assert all(
         book.close(key, draw.spent).close(key, draw.spent) == book.close(key, draw.spent)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.domain.chat import FunctionCall, Message, Prompts, ask_alike
+from moothall.domain.chat import FunctionCall, Message, Prompts, is_same_conversation
 
 SHARED = "The task and the files of the repository. " * 50
 SYSTEM = Message("system", "You are a developer.")
@@ -120,10 +120,10 @@ EARLIER = (
 )
 def test_the_same_course_of_another_run(place: int, message: Message, *, alike: bool) -> None:
     later = [*EARLIER[:place], message, *EARLIER[place + 1 :]]
-    assert ask_alike(EARLIER, later) is alike
-    assert not ask_alike(EARLIER, later[:-1])
+    assert is_same_conversation(EARLIER, later) is alike
+    assert not is_same_conversation(EARLIER, later[:-1])
 
 
 def test_long_texts_of_hexadecimal_letters_are_compared_in_linear_time() -> None:
     text = "a" * 1_000_000
-    assert not ask_alike([Message("user", f"{text}x")], [Message("user", f"{text}y")])
+    assert not is_same_conversation([Message("user", f"{text}x")], [Message("user", f"{text}y")])

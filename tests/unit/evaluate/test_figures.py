@@ -122,7 +122,7 @@ def test_past_results_include_other_tasks_of_all_configurations() -> None:
         ),
         {"task": "u", "config": "c", "broken": True},
     ]
-    (task,) = past_tasks(rows, without="t")
+    (task,) = past_tasks(rows, excluded_task="t")
     assert task.kind == TaskKind("shop", "python")
     assert task.attempts == (
         Attempt("", True, False, usage),

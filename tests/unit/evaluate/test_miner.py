@@ -40,9 +40,9 @@ async def test_tasks_of_other_repositories_and_deleted_tasks_do_not_count(tmp_pa
     miner = Miner(
         repositories, Judge(repositories, cast("Any", None)), folder, looked, lambda _: None
     )
-    assert await miner.mine(RepositoryRef(id=entry.id), 1, 10) == [own]
+    assert await miner.mine_tasks(RepositoryRef(id=entry.id), 1, 10) == [own]
     assert not [*looked.of(commit=older)]
     (folder / "tasks" / "shop-1.json").unlink()
-    assert await miner.mine(RepositoryRef(id=entry.id), 1, 10) == []
+    assert await miner.mine_tasks(RepositoryRef(id=entry.id), 1, 10) == []
     assert len([*looked.of(commit=newer)]) == 1
     assert [row["why"] for row in looked.of(commit=older)] == ["it changes no source"]

@@ -130,7 +130,8 @@ def test_a_missing_name_counts_if_the_text_mentions_it() -> None:
     before, after = _run("ImportError: cannot import name 'half' from 'shop'"), _run(a="passed")
     assert compare_runs(None, before, after, "Add half() for prices").fixed == ("a",)
     assert (
-        compare_runs(None, before, after, "Add a function for prices").why == commit_rules.UNNAMED
+        compare_runs(None, before, after, "Add a function for prices").reason
+        == commit_rules.UNNAMED
     )
 
 
@@ -148,7 +149,7 @@ def test_useless_commits_are_rejected_with_a_reason(
     before: CheckRun, after: CheckRun, why: str
 ) -> None:
     hidden_cases = compare_runs(None, before, after, _MESSAGES)
-    assert (hidden_cases.fixed, hidden_cases.why) == ((), why)
+    assert (hidden_cases.fixed, hidden_cases.reason) == ((), why)
 
 
 def test_flaky_cases_do_not_count() -> None:
@@ -160,7 +161,7 @@ def test_flaky_cases_do_not_count() -> None:
     )
     assert steady == HiddenCases(("a",), ("c",))
     assert (
-        steady_cases(hidden_cases, [_run(a="passed")], [_run(a="passed")]).why
+        steady_cases(hidden_cases, [_run(a="passed")], [_run(a="passed")]).reason
         == commit_rules.UNSTEADY
     )
 

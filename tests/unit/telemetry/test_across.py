@@ -58,7 +58,7 @@ def has(kind: EventType) -> Callable[[list[Event]], bool]:
 
 async def work(app: CouncilEnvironment, requested: Event, deliveries: int) -> None:
     host = Host(f"host-{deliveries}", app.bus, Remembering(), app.parts, 4)
-    await host._work(Recorded(1, requested, {"deliveries": str(deliveries)}))
+    await host._handle_work(Recorded(1, requested, {"deliveries": str(deliveries)}))
 
 
 async def test_a_deliberation_stays_in_its_trace(tmp_path: Path) -> None:

@@ -78,15 +78,18 @@ async def test_a_host_that_lost_its_work_stops_silently_and_another_finishes_it(
         slow, quick = host_of(app), host_of(app)
         d = app.deliberation(repository=None, base_sha=None)
         listening = group.create_task(slow._listen_for_takeovers())
-        first = group.create_task(gone(slow._work(Recorded(1, request(d), {"deliveries": "1"}))))
+        first = group.create_task(
+            gone(slow._handle_work(Recorded(1, request(d), {"deliveries": "1"})))
+        )
         await until(lambda: len(app.server.requests) >= 3)  # the seats have called the model
         model.hangs = False
-        await quick._work(Recorded(1, request(d), {"deliveries": "2"}))
+        await quick._handle_work(Recorded(1, request(d), {"deliveries": "2"}))
         assert await first == "SUPERSEDED"
         assert slow.busy == quick.busy == 0
         assert finished(await app.events()) == 3
         assert (
-            await gone(slow._work(Recorded(1, request(d), {"deliveries": "1"}))) == "SUPERSEDED"
+            await gone(slow._handle_work(Recorded(1, request(d), {"deliveries": "1"})))
+            == "SUPERSEDED"
         )  # an old delivery
         listening.cancel()
 
@@ -106,9 +109,9 @@ async def test_redelivered_work_is_done_and_not_acked_if_the_first_run_is_lost(
     async with council(tmp_path, model) as app, asyncio.TaskGroup() as group:
         host = host_of(app)
         d = app.deliberation(repository=None, base_sha=None)
-        first = group.create_task(host._work(Recorded(1, request(d), {"deliveries": "1"})))
+        first = group.create_task(host._handle_work(Recorded(1, request(d), {"deliveries": "1"})))
         await until(lambda: len(app.server.requests) >= 3)
-        again = group.create_task(host._work(Recorded(1, request(d), {"deliveries": "2"})))
+        again = group.create_task(host._handle_work(Recorded(1, request(d), {"deliveries": "2"})))
         await asyncio.sleep(0)
         model.hangs = False
         first.cancel()  # like the bus after a host has lost its hold
@@ -121,7 +124,7 @@ async def test_a_cancel_whose_signal_was_lost_is_read_from_the_log(tmp_path: Pat
         host = replace(host_of(app), poll_seconds=0.05)
         d = app.deliberation(repository=None, base_sha=None)
         looking = group.create_task(host._poll_for_ends())
-        work = group.create_task(host._work(Recorded(1, request(d))))
+        work = group.create_task(host._handle_work(Recorded(1, request(d))))
         await until(lambda: len(app.server.requests) >= 3)
         await app.bus.publish(
             new_event(
@@ -145,7 +148,7 @@ async def test_a_cancel_signal_alone_ends_calls_in_progress(tmp_path: Path) -> N
         host = host_of(app)
         d = app.deliberation(repository=None, base_sha=None)
         listening = group.create_task(host._listen_for_cancels())
-        work = group.create_task(host._work(Recorded(1, request(d))))
+        work = group.create_task(host._handle_work(Recorded(1, request(d))))
         await until(lambda: app.server.in_flight == 3)
         await app.bus.signal(Channel.CANCEL.of(d.task_id), {"task_id": d.task_id, "reason": ""})
         await work
@@ -160,11 +163,11 @@ async def test_new_work_is_not_looked_up_in_the_log_and_started_work_is(tmp_path
         looked = Looked(app.bus)
         host = replace(host_of(app), bus=looked)
         d = app.deliberation(repository=None, base_sha=None)
-        await host._work(Recorded(1, request(d), {"deliveries": "1", "fresh": "1"}))
+        await host._handle_work(Recorded(1, request(d), {"deliveries": "1", "fresh": "1"}))
         assert looked.replays == 0
         calls = len(app.server.requests)
         # A bus that was killed may deliver it again as if it were new.
-        await host._work(Recorded(2, request(d), {"deliveries": "1", "fresh": "1"}))
+        await host._handle_work(Recorded(2, request(d), {"deliveries": "1", "fresh": "1"}))
         assert looked.replays > 0
         assert len(app.server.requests) == calls
 
@@ -182,7 +185,7 @@ async def test_a_cancel_before_new_work_started_is_noticed_within_a_second(
             )
         )
         async with asyncio.timeout(30):
-            await host._work(Recorded(1, request(d), {"deliveries": "1", "fresh": "1"}))
+            await host._handle_work(Recorded(1, request(d), {"deliveries": "1", "fresh": "1"}))
         outcomes = [
             event.data["outcome"]["status"]
             for event in await app.events()
@@ -237,7 +240,7 @@ async def test_an_executor_that_dies_during_the_preparation_is_retried(
     async with open_council(tmp_path, scripted(answer)) as app:
         host = Host("host", app.bus, Unsteady(app, deaths), app.parts, 4)
         d = app.deliberation("single", 1)
-        await host._work(Recorded(1, request(d)))
+        await host._handle_work(Recorded(1, request(d)))
         ends = [
             event.data["outcome"]
             for event in await app.events()
@@ -256,7 +259,7 @@ async def test_a_host_reports_its_address_and_its_deliberations(tmp_path: Path) 
         idle = load(HostState, reply)
         assert (idle.name, idle.pid, idle.holds) == ("host", os.getpid(), ())
         assert metrics.HOST_OLDEST.values["host",] == 0
-        work = group.create_task(gone(host._work(Recorded(1, request(d)))))
+        work = group.create_task(gone(host._handle_work(Recorded(1, request(d)))))
         await until(lambda: bool(app.server.requests))
         reply, _ = await app.bus.ask(FLEET, {"ask": "state"}, 20)
         [held_work] = load(HostState, reply).holds
@@ -278,10 +281,10 @@ async def test_a_host_that_was_suspended_makes_no_more_model_calls(tmp_path: Pat
     async with council(tmp_path, model) as app, asyncio.TaskGroup() as group:
         host = host_of(app)
         d = app.deliberation(repository=None, base_sha=None)
-        work = group.create_task(gone(host._work(Recorded(1, request(d)))))
+        work = group.create_task(gone(host._handle_work(Recorded(1, request(d)))))
         await until(lambda: len(app.server.requests) >= 3)
         host._beat -= 60  # as if it had been stopped for a minute
-        assert not host._owns(d.task_id)
+        assert not host._owns_task(d.task_id)
         assert await work == "SUPERSEDED"
         assert finished(await app.events()) == 0
 
@@ -299,7 +302,7 @@ async def test_tenants_share_the_cores_and_a_long_wait_is_published(tmp_path: Pa
                 tenant=tenant,
             )
             event = replace(request(d), time=f"2026-11-29T07:00:0{second}+00:00")
-            works.append(group.create_task(gone(host._work(Recorded(1, event)))))
+            works.append(group.create_task(gone(host._handle_work(Recorded(1, event)))))
             await asyncio.sleep(0)
         places = [running.place for running in host._running.values()]
         assert [place.queued_at - place.since for place in places] == [0.0, 600.0, 0.0]
@@ -324,7 +327,7 @@ async def test_a_base_whose_checks_cannot_judge_fails_before_any_model_call(
         run = CheckRun("tests", Verdict.MISSING, output="no tests ran in 0.01s", exit_code=5)
         app.prepared = replace(app.prepared, runs={"tests": run})
         host = Host("host", app.bus, Unsteady(app, 0), app.parts, 4)
-        await host._work(Recorded(1, request(app.deliberation("vote", 3))))
+        await host._handle_work(Recorded(1, request(app.deliberation("vote", 3))))
         events = await app.events()
         ends = [event.data["outcome"] for event in events if event.type is EventType.SEAT_FINISHED]
         assert {end["error_code"] for end in ends} == {"REPOSITORY_UNUSABLE"}
@@ -347,7 +350,7 @@ async def test_the_results_of_the_base_are_shown(tmp_path: Path) -> None:
 
     async with open_council(tmp_path, scripted(answer)) as app:
         host = Host("host", app.bus, Unsteady(app, 0), app.parts, 4)
-        await host._work(Recorded(1, request(app.deliberation("single", 1))))
+        await host._handle_work(Recorded(1, request(app.deliberation("single", 1))))
         steps = [
             item.event.data["current_task"]
             async for item in app.bus.replay((Channel.PROGRESS.all,))
@@ -376,7 +379,7 @@ async def test_a_storys_budget_limits_the_calls_of_its_seats(tmp_path: Path) -> 
     model.hangs = False
     async with council(tmp_path, model) as app:
         host, d, accounts = await _with_story(app, Budget(calls=3))
-        await host._work(Recorded(1, request(d)))
+        await host._handle_work(Recorded(1, request(d)))
         ends = [
             event.data["outcome"]
             for event in await app.events()
@@ -400,7 +403,7 @@ async def test_a_tenants_quota_limits_the_calls_of_its_seats(tmp_path: Path) -> 
         quotas = Quotas(app.bus.bucket(BUCKET), settings, lambda: now)
         host = Host("host", app.bus, Unsteady(app, 0), app.parts, 4, quotas=quotas)
         d = app.deliberation("vote", 3, repository=None, base_sha=None)
-        await host._work(Recorded(1, replace(request(d), time=now.isoformat())))
+        await host._handle_work(Recorded(1, replace(request(d), time=now.isoformat())))
         ends = [
             event.data["outcome"]
             for event in await app.events()
@@ -421,7 +424,7 @@ async def test_reservations_of_a_killed_host_are_released_by_the_next_host(
     async with council(tmp_path, model) as app:
         host, d, accounts = await _with_story(app, Budget(calls=100))
         await app.bus.create(request(d))
-        work = asyncio.create_task(gone(host._work(Recorded(1, request(d)))))
+        work = asyncio.create_task(gone(host._handle_work(Recorded(1, request(d)))))
         await until(lambda: len(app.server.requests) >= 3)
         work.cancel()
         await asyncio.wait({work})
@@ -432,7 +435,7 @@ async def test_reservations_of_a_killed_host_are_released_by_the_next_host(
         )
         await app.bus.publish(over)
         other = Host("other", app.bus, Unsteady(app, 0), app.parts, 4, accounts)
-        await other._work(Recorded(1, request(d), {"deliveries": "2"}))
+        await other._handle_work(Recorded(1, request(d), {"deliveries": "2"}))
         book = await accounts.of(d.story_id, d.tenant, Budget(calls=100))
         assert book.reserved == Amount()
         assert book.spent.calls < 3, "unanswered calls are not recorded and not counted"
@@ -443,8 +446,8 @@ async def test_a_merge_and_work_without_a_story_reserve_no_budget(tmp_path: Path
     model.hangs = False
     async with council(tmp_path, model) as app:
         host, d, accounts = await _with_story(app, Budget(calls=1))
-        assert await host._reserve(replace(d, merge=("a" * 40,)), 0.0) is None
-        assert await host._reserve(replace(d, story_id=""), 0.0) is None
+        assert await host._reserve_budget(replace(d, merge=("a" * 40,)), 0.0) is None
+        assert await host._reserve_budget(replace(d, story_id=""), 0.0) is None
         assert (await accounts.of(d.story_id, d.tenant, Budget(calls=1))).draws == {}
 
 

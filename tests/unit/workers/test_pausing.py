@@ -44,7 +44,7 @@ async def working(
     """Run a host with this work in hand that listens for pauses; kill it at the end."""
     host = Host("host", app.bus, Remembering(), app.parts, 4)
     listening = asyncio.create_task(host._listen_for_steering())
-    work = asyncio.create_task(host._work(Recorded(1, request, {"deliveries": "1"})))
+    work = asyncio.create_task(host._handle_work(Recorded(1, request, {"deliveries": "1"})))
     try:
         yield host, work
     finally:
@@ -103,7 +103,7 @@ async def test_a_paused_deliberation_can_be_cancelled(tmp_path: Path) -> None:
         async with working(app, request) as (host, work):
             await until(lambda: host.busy == 1 and host._running[d.task_id].paused.is_set())
             await deliberations.cancel(d.own_id, "", LOCAL)
-            host._stop(d.task_id)
+            host._stop_deliberation(d.task_id)
             async with asyncio.timeout(30):
                 await work
         assert model.calls == 0
@@ -130,7 +130,7 @@ async def test_a_paused_deliberation_holds_no_budget_of_its_story(tmp_path: Path
                     await asyncio.sleep(0.01)
             assert book.spent.calls == 1
             await deliberations.cancel(d.own_id, "", LOCAL)
-            host._stop(d.task_id)
+            host._stop_deliberation(d.task_id)
             async with asyncio.timeout(30):
                 await work
         assert (await accounts.of(card.story.id, LOCAL.tenant, budget)) == book

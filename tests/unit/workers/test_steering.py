@@ -38,7 +38,7 @@ async def test_a_seat_gets_a_steering_message_at_its_next_turn_and_again_after_a
         d = await deliberations.submit(request, LOCAL)
         listening = group.create_task(host._listen_for_steering())
         events = [recorded.event async for recorded in app.bus.replay()]
-        work = group.create_task(host._work(Recorded(1, events[0])))
+        work = group.create_task(host._handle_work(Recorded(1, events[0])))
         await until(lambda: model.calls == 1)
         await deliberations.steer(d.own_id, FRENCH, LOCAL, key="k")
         await until(lambda: bool(host._running[d.task_id].steering))

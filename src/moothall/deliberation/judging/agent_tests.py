@@ -138,28 +138,34 @@ class Trial:
         unread = tuple(case for case, state in states.items() if self._needs_reading(state))
         unfit = await read_cases(unread) if unread else {}
         states |= {
-            case: f"does not fit the task: {why}" for case, why in unfit.items() if case in states
+            case: f"does not fit the task: {reason}"
+            for case, reason in unfit.items()
+            if case in states
         }
-        counted = [case for case, state in states.items() if state == COUNTS]
+        counted_cases = [case for case, state in states.items() if state == COUNTS]
         paths_by_check = await self.tests.find_paths(self.author)
         checks = {
             check: paths
             for check, paths in paths_by_check.items()
-            if check in map(cases.get, counted)
+            if check in map(cases.get, counted_cases)
         }
         for number in range(2, RUNS + 1):
             if any(run.duration_ms > LONG_MS for run in self._runs.values()):
                 break
             await self._run_all(number, checks)
-        states |= {case: DIFFERS for case in counted if not self._is_steady(cases[case], case)}
-        counted = [case for case in counted if states[case] == COUNTS]
+        states |= {
+            case: DIFFERS for case in counted_cases if not self._is_steady(cases[case], case)
+        }
+        counted_cases = [case for case in counted_cases if states[case] == COUNTS]
         return Verdicts(
             states,
             {
-                diff: frozenset(case for case in counted if self._passes(diff, cases[case], case))
+                diff: frozenset(
+                    case for case in counted_cases if self._passes(diff, cases[case], case)
+                )
                 for diff in self.diffs
             },
-            frozenset(case for case in counted if self._fails_on_base(cases[case], case)),
+            frozenset(case for case in counted_cases if self._fails_on_base(cases[case], case)),
         )
 
     async def run_once(self) -> Mapping[str, str]:
@@ -230,7 +236,7 @@ class Trial:
             if case not in container_names
         }
 
-    def _runs_of(self, diff: str, check: str) -> list[CheckRun]:
+    def _runs_of_diff(self, diff: str, check: str) -> list[CheckRun]:
         return [
             run
             for (run_diff, run_check, _), run in self._runs.items()
@@ -240,19 +246,19 @@ class Trial:
     def _fails_on_base(self, check: str, case: str) -> bool:
         return all(
             run.status == "success" and self.tests.fails_on_base(run, case)
-            for run in self._runs_of("", check)
+            for run in self._runs_of_diff("", check)
         )
 
     def _passes(self, diff: str, check: str, case: str) -> bool:
-        return all(run.cases.get(case) == "passed" for run in self._runs_of(diff, check))
+        return all(run.cases.get(case) == "passed" for run in self._runs_of_diff(diff, check))
 
     def _is_steady(self, check: str, case: str) -> bool:
         base_outcomes = {
             run.status == "success" and self.tests.fails_on_base(run, case)
-            for run in self._runs_of("", check)
+            for run in self._runs_of_diff("", check)
         }
         answer_outcomes = [
-            {run.cases.get(case) == "passed" for run in self._runs_of(diff, check)}
+            {run.cases.get(case) == "passed" for run in self._runs_of_diff(diff, check)}
             for diff in self.diffs
         ]
         return len(base_outcomes) == 1 and all(len(outcomes) == 1 for outcomes in answer_outcomes)

@@ -46,8 +46,8 @@ def brings_inline_tests(part: FileDiff, base: str) -> bool:
 
     base: the text of the file before the change.
     """
-    after = part.apply(base)
-    return adds_inline_tests(part) or restore_base_tests(after, base) != after
+    changed_text = part.apply(base)
+    return adds_inline_tests(part) or restore_base_tests(changed_text, base) != changed_text
 
 
 async def runnable_paths(
@@ -83,12 +83,12 @@ class ValidCases:
     """The cases of an author that count, by check.
 
     guards: new cases that pass on the base.
-    why: the reason if there are no cases.
+    reason: the reason if there are no cases.
     """
 
     cases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     guards: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    why: str = ""
+    reason: str = ""
 
     @property
     def evidence(self) -> Evidence:
@@ -99,7 +99,7 @@ class ValidCases:
             OWN_TESTS,
             verdict,
             passed=len(names),
-            why=self.why,
+            why=self.reason,
             shown=tuple(names[:_MAX_NAMED_CASES]),
         )
 
@@ -109,7 +109,7 @@ class _CheckCases(NamedTuple):
 
     cases: tuple[str, ...] = ()
     guards: tuple[str, ...] = ()
-    why: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class AuthorTests:
         """Return the cases of an author that count."""
         async with self._locks.setdefault(author.diff, asyncio.Lock()):
             if author.diff not in self._validated:
-                self._validated[author.diff] = await self._validate(author)
+                self._validated[author.diff] = await self._validate_checks(author)
         return self._validated[author.diff]
 
     async def run_cross_tests(
@@ -185,15 +185,15 @@ class AuthorTests:
         """Run an author's tests on its own candidate."""
         return await self.run_tests(author.diff, author, check, paths)
 
-    async def _validate(self, author: Proposal) -> ValidCases:
+    async def _validate_checks(self, author: Proposal) -> ValidCases:
         cases_by_check: dict[str, tuple[str, ...]] = {}
         guards: dict[str, tuple[str, ...]] = {}
         reasons: list[str] = []
         for check, paths in (await self.find_paths(author)).items():
             valid = await self._validate_check(author, check, paths)
             guards[check] = valid.guards
-            if valid.why:
-                reasons.append(valid.why)
+            if valid.reason:
+                reasons.append(valid.reason)
             if valid.cases:
                 cases_by_check[check] = valid.cases
         if not cases_by_check and not reasons:
@@ -212,27 +212,27 @@ class AuthorTests:
             for case, outcome in own_run.cases.items()
             if case not in base_cases and outcome == "passed"
         ]
-        known = [
+        existing = [
             case
             for case, outcome in own_run.cases.items()
             if base_cases.get(case) == outcome == "passed"
         ]
-        if not new and not known:
-            return _CheckCases(why=_explain_no_cases(own_run, base_cases))
+        if not new and not existing:
+            return _CheckCases(reason=_explain_no_cases(own_run, base_cases))
         base_run = await self.run_tests("", author, check, paths)
         # A known case that fails here was changed by its author. A file that cannot be loaded says
         # nothing about its cases.
         failing_on_base = [case for case in new if self.fails_on_base(base_run, case)] + [
-            case for case in known if base_run.cases.get(case) == "failed"
+            case for case in existing if base_run.cases.get(case) == "failed"
         ]
         if base_run.status != "success" or not failing_on_base:
             if not new:
-                return _CheckCases(why=_explain_no_cases(own_run, base_cases))
+                return _CheckCases(reason=_explain_no_cases(own_run, base_cases))
             pass_on_base = base_run.status == "success" and all(
                 base_run.cases.get(case) == "passed" for case in new
             )
             return _CheckCases(
-                why="they pass without the change"
+                reason="they pass without the change"
                 if pass_on_base
                 else "they fail on the base for a reason that the task does not give"
             )
@@ -362,7 +362,7 @@ class AuthorTests:
                     label="cross",
                 )
                 self._results[key] = check_runs.runs.get(check) or CheckRun(
-                    "cross", Verdict.MISSING, output=check_runs.why
+                    "cross", Verdict.MISSING, output=check_runs.failure
                 )
         return self._results[key]
 

@@ -89,11 +89,11 @@ async def check_claims(council: DeliberationContext) -> list[Candidate]:
 async def _check_claim(
     council: DeliberationContext, evaluator: Evaluator, claim: Candidate
 ) -> Evidence:
-    cases, why = await evaluator.find_cases_passing_on_base(claim.proposal)
-    why = why or await _read_tests(council, claim.proposal)
-    verdict = Verdict.FAILED if why else Verdict.PASSED
+    cases, reason = await evaluator.find_cases_passing_on_base(claim.proposal)
+    reason = reason or await _read_tests(council, claim.proposal)
+    verdict = Verdict.FAILED if reason else Verdict.PASSED
     return Evidence(
-        ALREADY_DONE, verdict, passed=len(cases), shown=cases[:_MAX_NAMED_CASES], why=why
+        ALREADY_DONE, verdict, passed=len(cases), shown=cases[:_MAX_NAMED_CASES], why=reason
     )
 
 

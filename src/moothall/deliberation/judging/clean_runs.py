@@ -43,12 +43,12 @@ class CheckRuns:
     """The results of checks by name, without checks that did not run.
 
     refused: the patch does not apply.
-    why: the reason of a failure.
+    failure: the reason of a failure.
     """
 
     runs: Mapping[str, CheckRun]
     refused: bool = False
-    why: str = ""
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class CleanCheckoutRunner:
         return CheckRuns(
             {**visible_runs.runs, **hidden_runs.runs},
             hidden_runs.refused,
-            visible_runs.why or hidden_runs.why,
+            visible_runs.failure or hidden_runs.failure,
         )
 
     async def _run_in_fresh_workspaces(
@@ -170,21 +170,22 @@ class CleanCheckoutRunner:
 
             return await self._run_with_retries(open_workspace, cases_by_check, run_check)
 
-        first = await run_once(checks, alone=False)
+        first_runs = await run_once(checks, alone=False)
         base_runs = self.prepared.runs
         contended = [
             check
-            for check, run in first.runs.items()
+            for check, run in first_runs.runs.items()
             if hit_limit_under_load(run, base_runs.get(check))
         ]
         if not contended:
-            return first
+            return first_runs
         log.info("checks hit time limits on a busy machine and run again alone", checks=contended)
         alone_runs = (
             await run_once({check: checks[check] for check in contended}, alone=True)
         ).runs
-        repeated = {check: alone_runs.get(check, first.runs[check]) for check in contended}
-        return replace(first, runs={**first.runs, **self._without_verdicts_under_load(repeated)})
+        repeated = {check: alone_runs.get(check, first_runs.runs[check]) for check in contended}
+        runs = {**first_runs.runs, **self._without_verdicts_under_load(repeated)}
+        return replace(first_runs, runs=runs)
 
     def _without_verdicts_under_load(self, runs: Mapping[str, CheckRun]) -> Mapping[str, CheckRun]:
         """Return runs; those that hit a time limit under load become errored."""
@@ -204,7 +205,7 @@ class CleanCheckoutRunner:
     ) -> CheckRuns:
         """Run checks in a workspace, and again in a new one if its executor is lost."""
         runs: dict[str, CheckRun] = {}
-        why = ""
+        failure = ""
         for _ in range(_MAX_ATTEMPTS):
             try:
                 async with self.slots, open_workspace() as workspace:
@@ -212,10 +213,10 @@ class CleanCheckoutRunner:
                         runs[check] = await run_check(workspace, check)
                 return CheckRuns(runs)
             except PatchRefused as error:
-                return CheckRuns(runs, refused=True, why=error.message)
+                return CheckRuns(runs, refused=True, failure=error.message)
             except (WorkspaceFailed, SandboxUnavailable) as error:
-                why = error.message
-        return CheckRuns(runs, why=why)
+                failure = error.message
+        return CheckRuns(runs, failure=failure)
 
     async def read_base_file(self, path: str) -> str:
         """Return a text file of the base. Raises `NotFound`."""

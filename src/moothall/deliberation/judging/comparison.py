@@ -80,7 +80,7 @@ class _Ranking:
     """
 
     ranks: tuple[tuple[_Entry, ...], ...]
-    why: str = ""
+    reason: str = ""
 
 
 async def compare_answers(council: DeliberationContext, answers: Sequence[Answer]) -> list[Review]:
@@ -90,12 +90,14 @@ async def compare_answers(council: DeliberationContext, answers: Sequence[Answer
     """
     if council.ledger.used_up or len(answers) < 2:  # noqa: PLR2004
         return []
-    entries = await _summarize(council, answers)
+    entries = await _summarize_answers(council, answers)
     ranking = await _rank_entries(council, entries) if entries else None
     return await _publish_ranking(council, ranking) if ranking is not None else []
 
 
-async def _summarize(council: DeliberationContext, answers: Sequence[Answer]) -> list[_Entry]:
+async def _summarize_answers(
+    council: DeliberationContext, answers: Sequence[Answer]
+) -> list[_Entry]:
     """Return the answers with their summaries; [] if the model summarizes none.
 
     The start of an answer replaces a missing summary.
@@ -150,7 +152,7 @@ async def _rank_entries(council: DeliberationContext, entries: Sequence[_Entry])
     The best of each group are compared again, and rank before those that they beat.
     """
     beaten: list[tuple[_Entry, ...]] = []
-    remaining, why, stage = list(entries), "", 0
+    remaining, reason, stage = list(entries), "", 0
     while len(remaining) > 1:
         stage += 1
         group_count = -(-len(remaining) // GROUP_SIZE)
@@ -168,7 +170,7 @@ async def _rank_entries(council: DeliberationContext, entries: Sequence[_Entry])
         for members, ranking in zip(groups, rankings, strict=True):
             first, *rest = ranking.ranks if ranking is not None else (tuple(members),)
             best += first
-            why = ranking.why if ranking is not None and ranking.why else why
+            reason = ranking.reason if ranking is not None and ranking.reason else reason
             for rank, tied in enumerate(rest):
                 others_by_rank.setdefault(rank, []).extend(tied)
         beaten = [*(tuple(others_by_rank[rank]) for rank in sorted(others_by_rank)), *beaten]
@@ -177,7 +179,7 @@ async def _rank_entries(council: DeliberationContext, entries: Sequence[_Entry])
         remaining = best
     if not beaten:
         return None
-    return _Ranking((tuple(remaining), *beaten), why)
+    return _Ranking((tuple(remaining), *beaten), reason)
 
 
 async def _compare_group(
@@ -198,10 +200,10 @@ async def _compare_group(
             step, messages, order_schema(len(order)), review_tokens(setup.llm), temperature=0.0
         )
         try:
-            ranks, why = read_order(reply, len(order)) if reply is not None else ((), "")
+            ranks, reason = read_order(reply, len(order)) if reply is not None else ((), "")
         except MalformedReplyError:
-            ranks, why = (), ""
-        return {order[position]: rank for rank, position in enumerate(ranks)}, why
+            ranks, reason = (), ""
+        return {order[position]: rank for rank, position in enumerate(ranks)}, reason
 
     indices = list(range(len(members)))
     async with asyncio.TaskGroup() as group:
@@ -233,8 +235,8 @@ async def _publish_ranking(council: DeliberationContext, ranking: _Ranking) -> l
         for proposal in (proposal for entry in entries for proposal in entry.answer.proposals):
             comment = f"place {rank + 1} of {last_rank + 1} in a comparison by summaries"
             comment = (
-                f"{comment}: {ranking.why}"[:_COMMENT_CHARS]
-                if ranking.why and not rank
+                f"{comment}: {ranking.reason}"[:_COMMENT_CHARS]
+                if ranking.reason and not rank
                 else comment
             )
             review = Review(
@@ -317,11 +319,11 @@ async def break_tie(
     await comparison.run()
     author = comparison.author
     if author is None:
-        council.judging.answers_equivalent = bool(comparison.same)
+        council.judging.answers_equivalent = bool(comparison.equivalence)
         message = (
-            f"{len(diffs)} answers behave the same: {comparison.same}"
-            if comparison.same
-            else f"no test: {comparison.why}"
+            f"{len(diffs)} answers behave the same: {comparison.equivalence}"
+            if comparison.equivalence
+            else f"no test: {comparison.missing_reason}"
         )
         await publish_report(
             council, TIE_BREAKER, f"tie-breaker: {sanitize_line(message, _WHY_CHARS)}"
@@ -346,19 +348,21 @@ async def break_tie(
 class _Comparison:
     """The tie-breaker's work on different answers.
 
-    Its result is `author`, who brings tests, or `same`, the reason why the answers behave the same,
-    or `why` there is neither.
+    Attributes:
+        author: brings the tests that tell the answers apart.
+        equivalence: the reason why the answers behave the same.
+        missing_reason: the reason if there is neither.
     """
 
     council: DeliberationContext
     evaluator: Evaluator
     diffs: Sequence[str]
     author: Proposal | None = None
-    same: str = ""
-    why: str = "it neither wrote a test nor said that they behave the same"
+    equivalence: str = ""
+    missing_reason: str = "it neither wrote a test nor said that they behave the same"
 
     @property
-    def _letters(self) -> str:
+    def _answer_letters(self) -> str:
         return ascii_lowercase[: len(self.diffs)]
 
     async def run(self) -> None:
@@ -367,13 +371,13 @@ class _Comparison:
         deadline = agent_deadline(self.council, TIME_SHARE)
         tools = select_tools(setup)
         if deadline is None or tools is None:
-            self.why = "there was no time left"
+            self.missing_reason = "there was no time left"
             return
         turns = min(MAX_TURNS, setup.max_turns)
         max_chars = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5 / len(self.diffs))
         answers = [
             (letter, clip(readable_diff(diff), max_chars))
-            for letter, diff in zip(self._letters, self.diffs, strict=True)
+            for letter, diff in zip(self._answer_letters, self.diffs, strict=True)
         ]
         task = AgentTask(
             seat=TIE_BREAKER,
@@ -381,26 +385,26 @@ class _Comparison:
                 setup.shared, answers, _describe_locations(self.council), turns
             ),
             tools=tools.with_submit(evidence_prompt.SUBMIT_DIFFERENCE),
-            examine=self._examine,
+            examine=self._examine_submission,
             turns=range(1, turns + 1),
             step="verify/0",
             deadline=deadline,
-            prepare=self._prepare,
+            prepare=self._prepare_workspace,
         )
         try:
             await run_agent(self.council, task)
         except BusUnavailable:
             raise
         except MoothallError as error:
-            self.why = error.message
+            self.missing_reason = error.message
 
-    async def _prepare(self, workspace: Workspace) -> None:
+    async def _prepare_workspace(self, workspace: Workspace) -> None:
         # In a second workspace the same replies are replayed.
-        self.author, self.same = None, ""
+        self.author, self.equivalence = None, ""
         unredacted = [self.evaluator.unredact(diff) for diff in self.diffs]
-        await _upload_answers(self.council, workspace, self._letters, unredacted)
+        await _upload_answers(self.council, workspace, self._answer_letters, unredacted)
 
-    async def _examine(
+    async def _examine_submission(
         self, call: FunctionCall, commit: Callable[[], Awaitable[Patch]]
     ) -> tuple[str, bool]:
         """Return the reply to a submission, and whether it is accepted."""
@@ -410,7 +414,7 @@ class _Comparison:
             return f"error: {error}", False
         if arguments.get(evidence_prompt.SAME) is True:
             self.author = None
-            self.same = str(arguments.get("summary") or "no reason is given")
+            self.equivalence = str(arguments.get("summary") or "no reason is given")
             return "Handed in.", True
         author = await extract_agent_tests(self.council, await commit(), TIE_BREAKER)
         if not author.diff:
@@ -485,13 +489,13 @@ async def _upload_answers(
 
 def _summarize_tied(verdicts: Verdicts, diffs: Sequence[str]) -> str:
     """Summarize the results of the tests in one line."""
-    counted = verdicts.counted
-    if not counted:
+    counted_cases = verdicts.counted
+    if not counted_cases:
         return f"tie-breaker: no test counts: {verdicts.describe_dropped() or 'no new test ran'}"
-    passing = sum(len(passed) == len(counted) for passed in verdicts.passed.values())
-    tests = "test tells" if len(counted) == 1 else "tests tell"
+    passing = sum(len(passed) == len(counted_cases) for passed in verdicts.passed.values())
+    tests = "test tells" if len(counted_cases) == 1 else "tests tell"
     result = (
         f"tie-breaker: its {tests} {len(diffs)} answers apart, {passing} "
-        f"{'passes' if passing == 1 else 'pass'}: {format_cases(counted)}"
+        f"{'passes' if passing == 1 else 'pass'}: {format_cases(counted_cases)}"
     )
     return "; ".join(filter(None, [result, verdicts.describe_dropped()]))

@@ -127,12 +127,12 @@ class Evaluator:
         self._runner.store_unredacted(proposal.diff, unredacted or proposal.diff)
         async with self._locks.setdefault(key, asyncio.Lock()):
             if key not in self._assessments:
-                self._assessments[key] = await self._assess(proposal, key)
+                self._assessments[key] = await self._assess_diff(proposal, key)
                 for confirmed_key in [*self._confirmed]:
                     await self._share_confirmation(confirmed_key, key)
         evaluated = Candidate(proposal, self._assessments[key], details=self._details.get(key, {}))
         if evaluated.assessment.confirmed:
-            await self._publish(evaluated)
+            await self._publish_assessment(evaluated)
         return evaluated
 
     async def confirm(self, diff: str, judged: Sequence[Candidate]) -> tuple[Candidate, ...]:
@@ -145,24 +145,26 @@ class Evaluator:
             judgement = self._waiting.get(key)
             if judgement is not None:
                 passed_once = judgement.assessment.fixed
-                await self._confirm(judgement)
+                await self._confirm_cases(judgement)
                 self._confirmed[key] = (judgement, passed_once)
-                self._assessments[key] = await self._complete(judgement, key)
+                self._assessments[key] = await self._complete_assessment(judgement, key)
                 self._waiting.pop(key, None)
-                for other in [*self._waiting]:
-                    if await self._share_confirmation(key, other):
-                        keys.add(other)
+                for other_key in [*self._waiting]:
+                    if await self._share_confirmation(key, other_key):
+                        keys.add(other_key)
         confirmed = []
         for candidate in judged:
             key = digest(candidate.proposal.diff)
             if key not in keys or candidate.assessment.confirmed:
                 continue
             assessment = self._assessments[key]
-            await self._publish(Candidate(candidate.proposal, assessment))
+            await self._publish_assessment(Candidate(candidate.proposal, assessment))
             # Other parts have added and published evidence of their own.
-            first = self._first_evidence[key]
-            others = tuple(item for item in candidate.assessment.evidence if item not in first)
-            assessment = replace(assessment, evidence=(*assessment.evidence, *others))
+            published_evidence = self._first_evidence[key]
+            further_evidence = tuple(
+                item for item in candidate.assessment.evidence if item not in published_evidence
+            )
+            assessment = replace(assessment, evidence=(*assessment.evidence, *further_evidence))
             confirmed.append(
                 replace(candidate, assessment=assessment, details=self._details.get(key, {}))
             )
@@ -193,8 +195,8 @@ class Evaluator:
         }
         judgement.flaky |= confirmed.flaky
         judgement.canaries, judgement.confirmed = confirmed.canaries, True
-        self._compare(judgement)
-        self._assessments[key] = await self._complete(judgement, key)
+        self._assess_runs(judgement)
+        self._assessments[key] = await self._complete_assessment(judgement, key)
         return True
 
     async def confirm_first(self, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
@@ -203,9 +205,9 @@ class Evaluator:
         """
         updated = {candidate.proposal.candidate: candidate for candidate in candidates}
         while updated:
-            first = rank(tuple(updated.values()))[0]
-            winner = updated[first.candidate]
-            if winner.assessment.confirmed or not first.passed_gates:
+            best_ranked = rank(tuple(updated.values()))[0]
+            winner = updated[best_ranked.candidate]
+            if winner.assessment.confirmed or not best_ranked.passed_gates:
                 break
             confirmed = await self.confirm(winner.proposal.diff, tuple(updated.values()))
             updated |= {candidate.proposal.candidate: candidate for candidate in confirmed}
@@ -216,9 +218,9 @@ class Evaluator:
         for candidate in judged:
             if not candidate.assessment.confirmed:
                 assessment = self._assessments[digest(candidate.proposal.diff)]
-                await self._publish(Candidate(candidate.proposal, assessment))
+                await self._publish_assessment(Candidate(candidate.proposal, assessment))
 
-    async def _assess(self, proposal: Proposal, key: str) -> Assessment:
+    async def _assess_diff(self, proposal: Proposal, key: str) -> Assessment:
         await self._run_hidden_on_base()
         self._altered_examples[proposal.diff] = find_altered_examples(
             self._runner.unredact(proposal.diff), await self._read_changed_code(proposal.diff)
@@ -228,12 +230,12 @@ class Evaluator:
         if passes_acceptance_checks(Candidate(proposal, judgement.assessment)):
             self._waiting[key] = judgement
         else:
-            await self._confirm(judgement)
-        assessment = await self._complete(judgement, key)
+            await self._confirm_cases(judgement)
+        assessment = await self._complete_assessment(judgement, key)
         self._first_evidence[key] = assessment.evidence
         return assessment
 
-    async def _confirm(self, judgement: _Judgement) -> None:
+    async def _confirm_cases(self, judgement: _Judgement) -> None:
         """Run the deciding cases again, on the candidate and on the base."""
         fixed, runs = judgement.assessment.fixed, judgement.runs
         async with asyncio.TaskGroup() as group:
@@ -243,17 +245,17 @@ class Evaluator:
             judgement.assessment.regressions
         ):
             judgement.flaky |= failing_on_base
-            self._compare(judgement)
+            self._assess_runs(judgement)
         await self._exclude_passing_on_base(judgement)
         judgement.confirmed = True
 
-    async def _complete(self, judgement: _Judgement, key: str) -> Assessment:
+    async def _complete_assessment(self, judgement: _Judgement, key: str) -> Assessment:
         """Return the assessment with the results of the author's tests and of static analysis."""
         proposal, own_failing = judgement.proposal, list[str]()
         if runs_with_own_tests := await self._run_own_tests(proposal, judgement.runs, own_failing):
             fixed = {*judgement.assessment.fixed}
             judgement = replace(judgement, runs=runs_with_own_tests)
-            self._compare(judgement)
+            self._assess_runs(judgement)
             if not fixed.issuperset(judgement.assessment.fixed):
                 await self._exclude_unrelated(judgement)
                 await self._exclude_passing_on_base(judgement)
@@ -297,12 +299,12 @@ class Evaluator:
             {*self._prepared.flaky},
             applies=not check_runs.refused,
         )
-        self._compare(judgement)
+        self._assess_runs(judgement)
         if checks_with_missing_cases := _find_checks_with_missing_cases(
             judgement.assessment, judgement.runs, self._prepared
         ):
             judgement.flaky |= {*await self._further.find_unstable_cases(checks_with_missing_cases)}
-            self._compare(judgement)
+            self._assess_runs(judgement)
         return judgement
 
     async def _run_deciding_cases_again(self, judgement: _Judgement) -> CanaryResults:
@@ -333,7 +335,7 @@ class Evaluator:
                     for check in canaries.silent
                 },
             }
-            self._compare(judgement)
+            self._assess_runs(judgement)
         return canaries
 
     async def _exclude_unrelated(self, judgement: _Judgement) -> None:
@@ -346,7 +348,7 @@ class Evaluator:
         if passing_on_base or unrelated:
             judgement.flaky |= passing_on_base
             judgement.unrelated = {*judgement.unrelated, *unrelated}
-            self._compare(judgement)
+            self._assess_runs(judgement)
 
     async def _exclude_passing_on_base(self, judgement: _Judgement) -> None:
         """Exclude fixed cases that pass in one of two further runs on the base."""
@@ -354,7 +356,7 @@ class Evaluator:
             judgement.assessment.fixed, judgement.runs
         ):
             judgement.flaky |= passing_on_base
-            self._compare(judgement)
+            self._assess_runs(judgement)
 
     async def _run_hidden_on_base(self) -> None:
         """Run the hidden tests on the unchanged base, once."""
@@ -384,8 +386,8 @@ class Evaluator:
                 replace(own_evidence, failed=len(failing), red=tuple(failing[:_MAX_OWN_FAILING]))
             )
         if canaries.missing:
-            why = self._explain_missing_canary(canaries.missing)
-            evidence.append(Evidence(CANARY, Verdict.MISSING, why=why))
+            reason = self._explain_missing_canary(canaries.missing)
+            evidence.append(Evidence(CANARY, Verdict.MISSING, why=reason))
         return evidence
 
     def _explain_missing_canary(self, checks: Sequence[str]) -> str:
@@ -449,12 +451,12 @@ class Evaluator:
         return unrelated
 
     async def _analyze_diff(
-        self, proposal: Proposal, assessment: Assessment, written: Iterable[str]
+        self, proposal: Proposal, assessment: Assessment, written_paths: Iterable[str]
     ) -> Assessment:
         """Add the results of static analysis: suspicious lines, joined secrets and the normalized
         change.
 
-        written: test data that was written during the runs and is not on the base.
+        written_paths: test data that was written during the runs and is not on the base.
         """
         diff, own_tests = self._runner.unredact(proposal.diff), proposal.own_tests
         base_texts = await self._read_changed_code(proposal.diff)
@@ -474,7 +476,7 @@ class Evaluator:
             evidence=(*assessment.evidence, *([secrets_evidence] if secrets_evidence.look else [])),
             look=(
                 *find_suspicious_lines(diff, own_tests),
-                *(f"{path}:1: {WRITTEN}" for path in sorted(written)),
+                *(f"{path}:1: {WRITTEN}" for path in sorted(written_paths)),
             ),
             change=change_digest(change),
             # A change of documentation alone is a usual pull request.
@@ -499,17 +501,19 @@ class Evaluator:
         The author's tests take no part in the proving runs, since they could manipulate these. A
         failing one rejects nothing: a wrong test says little about the change beside it.
         """
-        joined = dict(runs)
+        joined_runs = dict(runs)
         test_paths = await self._author_tests.find_paths(proposal)
         for check, paths in test_paths.items():
             run = runs.get(check)
             if run is None or run.status != "success":
                 continue
-            known = self._prepared.runs[check].cases.keys() | run.cases.keys()
+            known_cases = self._prepared.runs[check].cases.keys() | run.cases.keys()
             own_run = await self._author_tests.run_own_tests(proposal, check, paths)
-            new = {case: outcome for case, outcome in own_run.cases.items() if case not in known}
+            new = {
+                case: outcome for case, outcome in own_run.cases.items() if case not in known_cases
+            }
             failing += [case for case, outcome in new.items() if outcome in FAILED_OUTCOMES]
-            joined[check] = replace(
+            joined_runs[check] = replace(
                 run,
                 cases={
                     **run.cases,
@@ -524,9 +528,9 @@ class Evaluator:
                     **{case: output for case, output in own_run.details.items() if case in new},
                 },
             )
-        return joined if test_paths else {}
+        return joined_runs if test_paths else {}
 
-    def _compare(self, judgement: _Judgement) -> None:
+    def _assess_runs(self, judgement: _Judgement) -> None:
         """Assess the runs as they are known now."""
         proposal = judgement.proposal
         judgement.assessment = assess(
@@ -542,7 +546,7 @@ class Evaluator:
             unrelated=judgement.unrelated,
         )
 
-    async def _publish(self, evaluated: Candidate) -> None:
+    async def _publish_assessment(self, evaluated: Candidate) -> None:
         assessment, proposal = evaluated.assessment, evaluated.proposal
         applies = Verdict.PASSED if assessment.applies else Verdict.FAILED
         proven = assessment.proven and assessment.confirmed

@@ -46,11 +46,11 @@ class BaseFailures:
 
     def find(self, prepared: Prepared, check: str, cases: Collection[str]) -> frozenset[str]:
         """Return the cases whose failure is confirmed."""
-        since = self.clock() - _VALID_SECONDS
+        oldest_valid = self.clock() - _VALID_SECONDS
         return frozenset(
             case
             for case in cases
-            if self._confirmed_at.get(_key(prepared, check, case), since) > since
+            if self._confirmed_at.get(_case_key(prepared, check, case), oldest_valid) > oldest_valid
         )
 
     def add(self, prepared: Prepared, check: str, cases: Collection[str]) -> None:
@@ -58,14 +58,14 @@ class BaseFailures:
         if is_hidden(check):
             return
         for case in cases:
-            key = _key(prepared, check, case)
+            key = _case_key(prepared, check, case)
             self._confirmed_at.pop(key, None)  # so that the oldest one comes first
             self._confirmed_at[key] = self.clock()
         while len(self._confirmed_at) > _MAX_CASES:
             del self._confirmed_at[next(iter(self._confirmed_at))]
 
 
-def _key(prepared: Prepared, check: str, case: str) -> tuple[object, ...]:
+def _case_key(prepared: Prepared, check: str, case: str) -> tuple[object, ...]:
     return prepared.key, prepared.bounds, check, case
 
 
@@ -153,7 +153,10 @@ def make_canary(argv: Sequence[str], case: str, path: str, source: str) -> Canar
         )
     if path.endswith(".go"):
         return Canary(
-            path, _GO.format(name=name.upper()), name.upper(), f"{container}::Test{name.upper()}"
+            path,
+            _GO.format(name=name.upper()),
+            name.upper(),
+            f"{container}::Test{name.upper()}",
         )
     if path.endswith(".rs"):
         return Canary(path, _RUST.format(name=name), name, f"{container}::test_{name}")
@@ -293,7 +296,7 @@ class FurtherRuns:
             for check in first
             if check in assessment.required
             and check not in canaries
-            and reports_cases(self._argv(check))
+            and reports_cases(self._check_argv(check))
             and "passed" in first[check].cases.values()
         ]
         cases_to_run = {
@@ -387,7 +390,9 @@ class FurtherRuns:
             test_id = case.removeprefix(HIDDEN_CASE)
             if path := find_case_file(test_id, files):
                 source = hidden.get(path) or await self._runner.read_base_text(path)
-                canary = make_canary(self._argv(check), test_id, path, source) if source else None
+                canary = (
+                    make_canary(self._check_argv(check), test_id, path, source) if source else None
+                )
                 return (
                     replace(canary, case=f"{case[: len(case) - len(test_id)]}{canary.case}")
                     if canary
@@ -395,7 +400,7 @@ class FurtherRuns:
                 )
         return None
 
-    def _argv(self, check: str) -> Sequence[str]:
+    def _check_argv(self, check: str) -> Sequence[str]:
         return self.prepared.base.profile.checks.get(check, ())
 
     async def find_failing_on_base(self, lost_cases: Sequence[str]) -> set[str]:
@@ -436,9 +441,9 @@ class FurtherRuns:
                     for case in fixed
                     if case in run.cases and case not in self._confirmed_failures
                 ]
-                known = self._base_failures.find(self.prepared, check, unknown)
-                self._confirmed_failures |= dict.fromkeys(known, True)
-                unconfirmed = tuple(case for case in unknown if case not in known)
+                known_failures = self._base_failures.find(self.prepared, check, unknown)
+                self._confirmed_failures |= dict.fromkeys(known_failures, True)
+                unconfirmed = tuple(case for case in unknown if case not in known_failures)
                 unconfirmed = unconfirmed[:MAX_RERUN_CASES]
                 if not unconfirmed:
                     continue

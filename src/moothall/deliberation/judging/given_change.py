@@ -102,10 +102,10 @@ async def _find_edited_tests(evaluator: Evaluator, change: Candidate) -> Evidenc
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of a change: its place, and the change without it."""
+    """A part of a change: its location, and the change without it."""
 
-    place: str
-    rest: str
+    location: str
+    diff_without: str
 
 
 async def _find_unnoticed(
@@ -116,7 +116,7 @@ async def _find_unnoticed(
 
     authors: whose tests run beside those of the base.
     """
-    parts = list(_split(evaluator.unredact(proposal.diff), proposal.own_tests))
+    parts = list(_split_diff(evaluator.unredact(proposal.diff), proposal.own_tests))
     if not parts:
         return None
     runner = evaluator.author_tests.runner
@@ -124,40 +124,42 @@ async def _find_unnoticed(
     checks = [name for name in runs if name == "tests" or name.startswith("tests-")]
     duration_ms = sum(runs[check].duration_ms for check in checks)
     if not checks or duration_ms > _MAX_BASE_MS:
-        why = (
+        reason = (
             f"its tests take {duration_ms // 1000} s, so no part of the change was taken away"
             if checks
             else "it has no tests, so no part of the change was taken away"
         )
-        return Evidence(UNNOTICED, Verdict.MISSING, why=why.capitalize())
-    whole = await _passing(evaluator, proposal.diff, authors, checks)
+        return Evidence(UNNOTICED, Verdict.MISSING, why=reason.capitalize())
+    passing_with_all = await _find_passing_cases(evaluator, proposal.diff, authors, checks)
     unnoticed: list[str] = []
-    tried = 0
+    tested_count = 0
     for part in parts[:_MAX_PARTS]:
-        passing = await _passing(evaluator, part.rest, authors, checks)
+        passing = await _find_passing_cases(evaluator, part.diff_without, authors, checks)
         if passing is None:
             continue
-        tried += 1
-        if whole is not None and whole <= passing:
-            unnoticed.append(part.place)
-    left = len(parts) - min(len(parts), _MAX_PARTS)
+        tested_count += 1
+        if passing_with_all is not None and passing_with_all <= passing:
+            unnoticed.append(part.location)
+    skipped_count = len(parts) - min(len(parts), _MAX_PARTS)
     return Evidence(
         UNNOTICED,
         Verdict.FAILED if unnoticed else Verdict.PASSED,
-        passed=tried - len(unnoticed),
+        passed=tested_count - len(unnoticed),
         failed=len(unnoticed),
         look=tuple(unnoticed),
-        why=f"{left} further parts of the change were not taken away" if left else "",
+        why=f"{skipped_count} further parts of the change were not taken away"
+        if skipped_count
+        else "",
     )
 
 
-async def _passing(
+async def _find_passing_cases(
     evaluator: Evaluator, diff: str, authors: Sequence[Proposal], checks: Sequence[str]
 ) -> frozenset[tuple[str, str]] | None:
     """Return the cases that pass with a diff, by author; None if the diff does not apply."""
     passing: set[tuple[str, str]] = set()
     for author in authors:
-        runs = await _runs_of(evaluator, diff, author, checks)
+        runs = await _run_checks_with(evaluator, diff, author, checks)
         if runs is None:
             return None
         for run in runs.values():
@@ -167,10 +169,10 @@ async def _passing(
     return frozenset(passing)
 
 
-async def _runs_of(
+async def _run_checks_with(
     evaluator: Evaluator, diff: str, author: Proposal, checks: Sequence[str]
 ) -> Mapping[str, CheckRun] | None:
-    done = await evaluator.author_tests.runner.run_checks(
+    check_runs = await evaluator.author_tests.runner.run_checks(
         dict.fromkeys(checks, ()),
         "part",
         digest(diff, author.diff)[:12],
@@ -178,12 +180,12 @@ async def _runs_of(
         extra=author.diff if author.own_tests else "",
         label="part",
     )
-    return None if done.refused else done.runs
+    return None if check_runs.refused else check_runs.runs
 
 
-def _split(diff: str, own_tests: Collection[str]) -> Iterator[_Part]:
+def _split_diff(diff: str, own_tests: Collection[str]) -> Iterator[_Part]:
     """Yield the parts of a diff in source files, tests aside."""
-    files = _cut(diff, _FILE_START)
+    files = _cut_before(diff, _FILE_START)
     for number, file in enumerate(files):
         name = _NAME.search(file)
         if name is None or not _SOURCE.search(name[1]):
@@ -191,25 +193,28 @@ def _split(diff: str, own_tests: Collection[str]) -> Iterator[_Part]:
         if name[1] in own_tests or looks_like_test(name[1]):
             continue
         path = sanitize_line(name[1], 200)
-        others = (files[:number], files[number + 1 :])
-        head, *hunks = _cut(file, _HUNK_START, head=True)
+        other_files = (files[:number], files[number + 1 :])
+        head, *hunks = _cut_before(file, _HUNK_START, head=True)
         if "\nnew file mode " in head:
-            yield _Part(f"{path} (new)", _join(*others))
+            yield _Part(f"{path} (new)", _join_parts(*other_files))
             continue
         for index, hunk in enumerate(hunks):
-            rest = [*hunks[:index], *hunks[index + 1 :]]
-            kept = [head, *rest] if rest or "\nrename " in head else []
-            yield _Part(f"{path}:{_lines_of(hunk)}", _join(others[0], kept, others[1]))
+            other_hunks = [*hunks[:index], *hunks[index + 1 :]]
+            remaining_file = [head, *other_hunks] if other_hunks or "\nrename " in head else []
+            yield _Part(
+                f"{path}:{_lines_of(hunk)}",
+                _join_parts(other_files[0], remaining_file, other_files[1]),
+            )
 
 
-def _cut(text: str, start: re.Pattern[str], *, head: bool = False) -> list[str]:
+def _cut_before(text: str, start: re.Pattern[str], *, head: bool = False) -> list[str]:
     """Cut a text where a pattern begins; with `head`, the text before the first is the first."""
     starts = [match.start() for match in start.finditer(text)]
     pieces = [text[begin:end] for begin, end in zip(starts, [*starts[1:], len(text)], strict=False)]
     return [text[: starts[0]] if starts else text, *pieces] if head else pieces
 
 
-def _join(*groups: Iterable[str]) -> str:
+def _join_parts(*groups: Iterable[str]) -> str:
     return "".join(piece for group in groups for piece in group)
 
 

@@ -83,12 +83,12 @@ def assign_reviews(
     start one position later each.
     """
     own_positions = {seat: index for index, answer in enumerate(answers) for seat in answer.seats}
-    started: Counter[int] = Counter()
+    review_counts: Counter[int] = Counter()
     pairs = []
     for reviewer in reviewers:
         position = own_positions.get(reviewer, len(answers) - 1)
-        start = position + 1 + started[position]
-        started[position] += 1
+        start = position + 1 + review_counts[position]
+        review_counts[position] += 1
         ring = [answers[(start + step) % len(answers)] for step in range(len(answers))]
         pairs += [(reviewer, answer) for answer in ring if reviewer not in answer.seats][:each]
     return tuple(pairs)
@@ -199,7 +199,7 @@ async def _request_review(
 ) -> list[Review]:
     """Return and publish the reviews of an answer's proposals; [] if the reviewer gives none."""
     criteria = prompts.criteria(council.deliberation.constraints)
-    why = "the budget is used up"
+    failure = "the budget is used up"
     corrections: list[Message] = []
     for attempt in range(1, _MAX_ATTEMPTS + 1):
         if council.ledger.used_up:
@@ -217,12 +217,12 @@ async def _request_review(
         except BusUnavailable:
             raise
         except MoothallError as error:
-            why = error.message
+            failure = error.message
             continue
         return await _publish_reviews(council, request, reply, criteria)
     for proposal in request.answer.proposals:
         candidate = proposal.candidate
-        reason = sanitize_line(why, _WHY_CHARS)
+        reason = sanitize_line(failure, _WHY_CHARS)
         message = f"review of {candidate} by {request.reviewer} is missing: {reason}"
         council.judging.missing_reviews[candidate, request.reviewer] = message
         await publish_report(
@@ -391,15 +391,15 @@ async def find_contradicting_seats(council: DeliberationContext) -> frozenset[st
             step, messages, contradiction_schema(), review_tokens(setup.llm), temperature=0.0
         )
         try:
-            why = read_contradiction(reply) if reply is not None else ""
+            contradiction = read_contradiction(reply) if reply is not None else ""
         except MalformedReplyError:
-            why = ""
-        if why:
+            contradiction = ""
+        if contradiction:
             evidence = Evidence(
-                CONTRADICTION, Verdict.FAILED, why=f"they contradict the task: {why}"
+                CONTRADICTION, Verdict.FAILED, why=f"they contradict the task: {contradiction}"
             )
             await council.events.publish_evidence(author, evidence)
-        council.judging.contradictions[author.candidate] = why
+        council.judging.contradictions[author.candidate] = contradiction
 
     async with asyncio.TaskGroup() as group:
         for author in authors:
@@ -468,7 +468,7 @@ async def excuse_superseded(council: DeliberationContext) -> list[Candidate]:
             council.judging.superseded |= await _read_superseded(
                 council, evaluated, passing_as_changed
             )
-    excused = [await _excuse(council, evaluated) for evaluated in rejected]
+    excused = [await _mark_superseded(council, evaluated) for evaluated in rejected]
     return [evaluated for evaluated in excused if evaluated is not None]
 
 
@@ -495,15 +495,15 @@ async def _read_superseded(
     return {case: reasons[number] for number, case in enumerate(cases, 1) if number in reasons}
 
 
-async def _excuse(council: DeliberationContext, evaluated: Candidate) -> Candidate | None:
+async def _mark_superseded(council: DeliberationContext, evaluated: Candidate) -> Candidate | None:
     known_checks = {evidence.check for evidence in evaluated.assessment.evidence}
     cases = tuple(
         case for case in evaluated.assessment.regressions if case in council.judging.superseded
     )
     if not cases or SUPERSEDED in known_checks:
         return None
-    why = council.judging.superseded[cases[0]][:_WHY_CHARS]
-    evidence = Evidence(SUPERSEDED, Verdict.PASSED, passed=len(cases), shown=cases, why=why)
+    reason = council.judging.superseded[cases[0]][:_WHY_CHARS]
+    evidence = Evidence(SUPERSEDED, Verdict.PASSED, passed=len(cases), shown=cases, why=reason)
     await council.events.publish_evidence(evaluated.proposal, evidence)
     return replace(
         evaluated,

@@ -96,8 +96,8 @@ class IndependentTests:
 
     council: DeliberationContext
     author: Proposal | None = None
-    why: str = ""
-    written: bool = False
+    missing_reason: str = ""
+    has_run: bool = False
     failing_everywhere: tuple[str, ...] = ()
     _unfit: dict[str, str] = field(default_factory=dict)
     _read_cases: set[str] = field(default_factory=set)
@@ -112,17 +112,17 @@ class IndependentTests:
         """
         council = self.council
         candidates, evaluator = council.judged, council.evaluator
-        if not self.written and may_write_tests(council):
-            self.written = True
-            self.author, self.why = await _write_tests(council)
-        if not self.written or evaluator is None:
+        if not self.has_run and may_write_tests(council):
+            self.has_run = True
+            self.author, self.missing_reason = await _write_tests(council)
+        if not self.has_run or evaluator is None:
             return candidates
         if self.author is None:
             if published:
                 await publish_report(
                     council,
                     TEST_WRITER,
-                    f"test writer: no tests: {sanitize_line(self.why, _WHY_CHARS)}",
+                    f"test writer: no tests: {sanitize_line(self.missing_reason, _WHY_CHARS)}",
                 )
             return candidates
         diffs = tuple(
@@ -146,7 +146,11 @@ class IndependentTests:
         if published:
             test_changes = council.dependencies.clean(self.author.diff)[:TESTS_CHARS]
             await publish_report(
-                council, TEST_WRITER, _summarize(verdicts), cases=verdicts.cases, diff=test_changes
+                council,
+                TEST_WRITER,
+                _summarize_verdicts(verdicts),
+                cases=verdicts.cases,
+                diff=test_changes,
             )
         return updated
 
@@ -174,7 +178,7 @@ class IndependentTests:
                 self.council, self.author, TEST_WRITER, only_requested=False, number=number
             )(unread)
             self._read_cases |= {*unread}
-        return {case: why for case, why in self._unfit.items() if case in cases}
+        return {case: reason for case, reason in self._unfit.items() if case in cases}
 
 
 async def _write_tests(council: DeliberationContext) -> tuple[Proposal | None, str]:
@@ -226,14 +230,14 @@ async def _write_tests(council: DeliberationContext) -> tuple[Proposal | None, s
         deadline=deadline,
         prepare=prepare,
     )
-    why = "it wrote none"
+    reason = "it wrote none"
     try:
         await run_agent(council, task)
     except BusUnavailable:
         raise
     except MoothallError as error:
-        why = error.message
-    return (submissions[-1], "") if submissions else (None, why)
+        reason = error.message
+    return (submissions[-1], "") if submissions else (None, reason)
 
 
 async def extract_agent_tests(council: DeliberationContext, patch: Patch, agent: str) -> Proposal:
@@ -328,7 +332,7 @@ def make_case_reader(
                 cases[evidence_prompt.READ_CASES :],
                 f"only {evidence_prompt.READ_CASES} tests are read",
             )
-            return {cases[number - 1]: why for number, why in dropped.items()} | unread
+            return {cases[number - 1]: reason for number, reason in dropped.items()} | unread
         return dict.fromkeys(cases, "no model could compare it with the task")
 
     return read_cases
@@ -368,7 +372,7 @@ def _test_changes(setup: SeatSetup, author: Proposal) -> str:
     return clip(readable_diff(author.diff), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5))
 
 
-def _summarize(verdicts: Verdicts) -> str:
+def _summarize_verdicts(verdicts: Verdicts) -> str:
     """Summarize the results of the tests in one line."""
     total = len(verdicts.states)
     if not total:
@@ -377,13 +381,15 @@ def _summarize(verdicts: Verdicts) -> str:
     failing_on_base = (
         total - len(verdicts.cases_with(PASSES_ON_BASE)) - len(verdicts.cases_with(OTHER_REASON))
     )
-    counted = len(verdicts.counted)
+    counted_total = len(verdicts.counted)
     totals = (
         f"test writer: {total} {'test' if total == 1 else 'tests'}, {failing_on_base} of them "
         f"{'fails' if failing_on_base == 1 else 'fail'} on the base"
     )
     totals += (
-        "" if counted == failing_on_base else f", {counted} {'counts' if counted == 1 else 'count'}"
+        ""
+        if counted_total == failing_on_base
+        else f", {counted_total} {'counts' if counted_total == 1 else 'count'}"
     )
     warning = (
         f"{'a test' if len(failing_everywhere) == 1 else 'tests'} of the test writer "
@@ -394,7 +400,7 @@ def _summarize(verdicts: Verdicts) -> str:
     )
     warning += (
         ", so that its other tests reproduce nothing"
-        if failing_everywhere and counted and not verdicts.failing_on_base
+        if failing_everywhere and counted_total and not verdicts.failing_on_base
         else ""
     )
     return "; ".join(filter(None, [totals, warning, verdicts.describe_dropped()]))

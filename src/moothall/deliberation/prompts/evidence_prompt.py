@@ -53,7 +53,7 @@ class AnswerSummary:
 def summary_schema() -> ReplySchema:
     """Return the schema of a summary."""
     fields = {name: {"type": "string", "maxLength": _FIELD_CHARS} for name in _FIELDS}
-    return ReplySchema("summary", _closed(fields))
+    return ReplySchema("summary", _closed_schema(fields))
 
 
 def order_schema(count: int) -> ReplySchema:
@@ -61,11 +61,12 @@ def order_schema(count: int) -> ReplySchema:
     letter = {"enum": list(ascii_uppercase[:count])}
     order = {"type": "array", "items": letter, "minItems": count, "maxItems": count}
     return ReplySchema(
-        "order", _closed({"why": {"type": "string", "maxLength": _WHY_CHARS}, "order": order})
+        "order",
+        _closed_schema({"why": {"type": "string", "maxLength": _WHY_CHARS}, "order": order}),
     )
 
 
-def _closed(fields: Mapping[str, object]) -> dict[str, object]:
+def _closed_schema(fields: Mapping[str, object]) -> dict[str, object]:
     return {
         "type": "object",
         "properties": dict(fields),
@@ -79,7 +80,7 @@ def summary_prompt(system: str, shared: str, answer: str, facts: str) -> tuple[M
     field_list = "\n".join(f"- {name}: {text}" for name, text in _FIELDS.items())
     checks = f"\n\n{fence('what its checks said', facts)}" if facts else ""
     shape = json.dumps(dict.fromkeys(_FIELDS, "…"), ensure_ascii=False)
-    return _pair(
+    return _system_and_user(
         system,
         shared,
         "Now summarize a colleague's answer for someone who compares several of them, instead of "
@@ -91,16 +92,16 @@ def summary_prompt(system: str, shared: str, answer: str, facts: str) -> tuple[M
 
 def comparison_prompt(system: str, shared: str, summaries: Sequence[str]) -> tuple[Message, ...]:
     """Ask for the order of a few answers, best first."""
-    shown = "\n\n".join(
+    answers = "\n\n".join(
         fence(f"answer {letter}", text)
         for letter, text in zip(ascii_uppercase, summaries, strict=False)
     )
     letters = ", ".join(f'"{letter}"' for letter in ascii_uppercase[: len(summaries)])
-    return _pair(
+    return _system_and_user(
         system,
         shared,
         "Now compare colleagues' answers by their summaries, instead of doing the task.\n\n"
-        f"{shown}\n\n"
+        f"{answers}\n\n"
         "Which does what the task asks for, all of it and nothing else? A right answer may be "
         "longer than a wrong one, and the "
         'order in which they stand means nothing. Say in "why" what decides; then order all of '
@@ -111,12 +112,14 @@ def comparison_prompt(system: str, shared: str, summaries: Sequence[str]) -> tup
 
 def notes_prompt(system: str, shared: str, attempts: Sequence[str]) -> tuple[Message, ...]:
     """Ask for notes about the first attempts, for colleagues who start again."""
-    shown = "\n\n".join(fence(f"attempt {number}", text) for number, text in enumerate(attempts, 1))
-    return _pair(
+    fenced_attempts = "\n\n".join(
+        fence(f"attempt {number}", text) for number, text in enumerate(attempts, 1)
+    )
+    return _system_and_user(
         system,
         shared,
         "Colleagues have tried this task, and no test shows that one of them is right:\n\n"
-        f"{shown}\n\n"
+        f"{fenced_attempts}\n\n"
         "Others begin anew now, from the original code, and see your notes but none of these "
         "attempts. Write the notes: what was "
         "found out about the code and the cause, what was tried and why it may be wrong or "
@@ -145,10 +148,10 @@ def rivals_text(rivals: Sequence[str]) -> str:
 def read_summary(reply: ChatReply) -> AnswerSummary:
     """Read a summary. Raises `MalformedReplyError` if it is empty."""
     data = find_object(whole_text(reply), *_FIELDS)
-    found = {name: _one_line(data.get(name)) for name in _FIELDS}
-    if not any(found.values()):
+    texts = {name: _one_line(data.get(name)) for name in _FIELDS}
+    if not any(texts.values()):
         raise MalformedReplyError(f"it has none of the fields {', '.join(_FIELDS)}.")
-    return AnswerSummary(found)
+    return AnswerSummary(texts)
 
 
 def read_order(reply: ChatReply, count: int) -> tuple[tuple[int, ...], str]:
@@ -156,8 +159,8 @@ def read_order(reply: ChatReply, count: int) -> tuple[tuple[int, ...], str]:
     if one is missing or named twice.
     """
     data = find_object(whole_text(reply), "order")
-    named = data.get("order")
-    letters = [str(item).strip().upper() for item in named] if isinstance(named, list) else []
+    order = data.get("order")
+    letters = [str(item).strip().upper() for item in order] if isinstance(order, list) else []
     if sorted(letters) != list(ascii_uppercase[:count]):
         raise MalformedReplyError(
             f'"order" does not hold each of {", ".join(ascii_uppercase[:count])} once.'
@@ -171,7 +174,7 @@ def _one_line(value: object) -> str:
     return " ".join(value.split())[:_FIELD_CHARS] if isinstance(value, str) else ""
 
 
-def _pair(system: str, shared: str, last: str) -> tuple[Message, ...]:
+def _system_and_user(system: str, shared: str, last: str) -> tuple[Message, ...]:
     return (Message("system", system), Message("user", f"{shared}\n\n{last}"))
 
 
@@ -311,14 +314,16 @@ def writer_prompt(shared: str, turns: int, examples: str = "") -> tuple[Message,
     """Return the first messages of the test writer. examples: the examples in the task's text, as a
     list.
     """
-    given = (
+    example_section = (
         "The task gives these examples. Each has to be in a test, with its values as they are:\n"
         f"{examples}\n\n"
         if examples
         else ""
     )
-    return _pair(
-        _WRITER, shared, f"{given}Write the tests for this task now. {_TURNS.format(turns=turns)}"
+    return _system_and_user(
+        _WRITER,
+        shared,
+        f"{example_section}Write the tests for this task now. {_TURNS.format(turns=turns)}",
     )
 
 
@@ -329,10 +334,10 @@ def breaker_prompt(
 
     patches: letter and diff. places: where the files with them are.
     """
-    shown = "\n\n".join(fence(f"change {letter}", diff) for letter, diff in patches)
-    return _pair(
+    fenced_patches = "\n\n".join(fence(f"change {letter}", diff) for letter, diff in patches)
+    return _system_and_user(
         _BREAKER.format(places=places),
-        f"{shared}\n\n{shown}",
+        f"{shared}\n\n{fenced_patches}",
         f"Compare the changes now. {_TURNS.format(turns=turns)}",
     )
 
@@ -344,7 +349,7 @@ def reviewer_prompt(
     numbered = "\n".join(f"{number}. {text}" for number, text in enumerate(requirements, 1))
     facts = f"\n\n{fence('what its checks said', evidence)}" if evidence else ""
     last = f"{role}\nJudge this change now. {_TURNS.format(turns=turns)}".strip()
-    return _pair(
+    return _system_and_user(
         _REVIEWER,
         f"{shared}\n\n{fence('the change', diff)}{facts}\n\n{fence('criteria', numbered)}",
         last,
@@ -409,7 +414,7 @@ def _tests_prompt(
     system: str, shared: str, tests: str, cases: Sequence[str], question: str
 ) -> tuple[Message, ...]:
     numbered = "\n".join(f"{number}. {case}" for number, case in enumerate(cases[:READ_CASES], 1))
-    return _pair(
+    return _system_and_user(
         system,
         shared,
         "Now read tests that a colleague wrote for this task, instead of doing the task.\n\n"

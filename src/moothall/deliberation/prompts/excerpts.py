@@ -27,20 +27,20 @@ from moothall.sandbox_runtime.syntax import language_of
 # or comparison.
 
 
-_READ, _MOST, _LONGEST = 50_000, 20, 300
+_MAX_TASK_CHARS, _MAX_EXAMPLES, _MAX_EXAMPLE_CHARS = 50_000, 20, 300
 _ARGUMENTS = r"\((?:[^()\n]|\((?:[^()\n]|\([^()\n]*\))*\))*\)"
 _CALL = rf"(?:new )?[A-Za-z_][\w.]*(?:(?:::|!)\w*)*{_ARGUMENTS}(?:\.\w+(?:{_ARGUMENTS})?)*"
 _VALUE = (
     r"`(?P<code>[^`\n]+)`|(?P<plain>\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|[\[{(][^\n`]*?[\]})](?=[\s.,;]|$)"
     r"|-?\d[\w.]*\w|-?\d|(?:None|True|False|nil|null|undefined|true|false|NaN)\b|(?:Ok|Err|Some)\([^\n()]*\)|[A-Z]\w*(?:Error|Exception)\b)"
 )
-_ASKS = (
+_REQUEST_PHRASE = (
     r"(?:should|must|shall|has to|have to|ought to|needs? to|is (?:expected|supposed) "
     r"to)\s+(?:now |then |also |always )*"
     r"(?:be|return|give|yield|equal|evaluate to|result in|raise|throw|print|output|become)"
 )
 _PROSE = re.compile(
-    rf"`?(?P<call>{_CALL})`?\s+{_ASKS}\s+(?:an? |the "
+    rf"`?(?P<call>{_CALL})`?\s+{_REQUEST_PHRASE}\s+(?:an? |the "
     rf")?(?:(?:string|value|list|number|error)\s+)?(?:{_VALUE})"
 )
 _ARROW = re.compile(
@@ -87,11 +87,13 @@ class TaskExample:
 
 def find_examples(task: str) -> tuple[TaskExample, ...]:
     """Return the distinct examples of a task, in the order of its text."""
-    found = sorted(_all(task[:_READ]), key=lambda item: item[0])
+    matches = sorted(_find_matches(task[:_MAX_TASK_CHARS]), key=lambda item: item[0])
     examples = dict.fromkeys(
-        example for _, example in found if len(example.call) + len(example.result) <= _LONGEST
+        example
+        for _, example in matches
+        if len(example.call) + len(example.result) <= _MAX_EXAMPLE_CHARS
     )
-    return tuple(examples)[:_MOST]
+    return tuple(examples)[:_MAX_EXAMPLES]
 
 
 def missing_examples(task: str, tests: str) -> tuple[TaskExample, ...]:
@@ -104,7 +106,7 @@ def examples_text(examples: Sequence[TaskExample]) -> str:
     return "\n".join(f"- {example}" for example in examples)
 
 
-def _all(task: str) -> Iterator[tuple[int, TaskExample]]:
+def _find_matches(task: str) -> Iterator[tuple[int, TaskExample]]:
     for pattern in (_PROSE, _ARROW):
         for match in pattern.finditer(task):
             if not _is_quoted(task, match.start()):
@@ -138,7 +140,7 @@ _FRAME = re.compile(
     r'([\w@.+/-]*[\w@+-]\.(?:pyi?|[cm]?[jt]sx?|go|rs|cc|[ch](?:pp|xx)?))(?:", line |:)(\d{1,6})\b'
 )
 _FAILURE_CONTEXT_NAME = re.compile(r"[^\W\d]\w*")
-_MOST_FRAMES = 40
+_MAX_FRAMES = 40
 _READ_CHARS = 20_000
 _MESSAGE_LINES, _LINE_CHARS = 4, 300  # lines that identify a failure, and compared characters
 
@@ -162,7 +164,7 @@ class FailingCase:
         return tuple(reversed(_FAILURE_CONTEXT_NAME.findall(self.case.partition("[")[0])))
 
     @property
-    def way(self) -> object:
+    def failure_key(self) -> object:
         """A key that is equal for cases that fail in the same way: the innermost line of the
         repository and the message there, or else the case.
         """
@@ -194,7 +196,7 @@ def find_failing_cases(
 
     skipped: ids to leave out.
     """
-    found: list[FailingCase] = []
+    cases: list[FailingCase] = []
     for check, run in runs.items():
         failing = [
             case
@@ -202,18 +204,20 @@ def find_failing_cases(
             if outcome in _FAILED_OUTCOMES and case not in skipped
         ]
         folder = folders.get(check, "")
-        known = Known(files, folder)
+        file_index = FileIndex(files, folder)
         if not run.cases and run.verdict is Verdict.FAILED:
             failing = [check]
-        alone = len(failing) == 1
+        is_single = len(failing) == 1
         for case in failing:
-            detail = run.details.get(case, "") or (run.output if alone or not run.cases else "")
-            found.append(FailingCase(check, case, detail, known.frames(detail)))
-    firsts = {item.way: item for item in reversed(found) if item.detail}
-    return sorted(found, key=lambda item: (not item.detail, firsts.get(item.way) is not item))
+            detail = run.details.get(case, "") or (run.output if is_single or not run.cases else "")
+            cases.append(FailingCase(check, case, detail, file_index.frames(detail)))
+    firsts = {item.failure_key: item for item in reversed(cases) if item.detail}
+    return sorted(
+        cases, key=lambda item: (not item.detail, firsts.get(item.failure_key) is not item)
+    )
 
 
-class Known:
+class FileIndex:
     """The files of a repository, found by the names that a runner in one of its folders uses."""
 
     def __init__(self, files: Sequence[str], folder: str = "") -> None:
@@ -232,21 +236,21 @@ class Known:
             if path in self._files:
                 return path
         parts = plain.strip("/").split("/")
-        fits = [
+        candidates = [
             (_count_shared(path.split("/"), parts), path)
             for path in self._by_name.get(parts[-1], ())
         ]
-        best = max((count for count, _ in fits), default=0)
-        longest = [path for count, path in fits if count == best]
-        within = (
+        best = max((count for count, _ in candidates), default=0)
+        longest = [path for count, path in candidates if count == best]
+        in_folder = (
             [path for path in longest if path.startswith(f"{self._folder}/")]
             if self._folder
             else []
         )
-        chosen = longest if len(longest) == 1 else within
+        matches = longest if len(longest) == 1 else in_folder
         return (
-            chosen[0]
-            if len(chosen) == 1 and (best > 1 or len(parts) == 1 or "/" not in chosen[0])
+            matches[0]
+            if len(matches) == 1 and (best > 1 or len(parts) == 1 or "/" not in matches[0])
             else ""
         )
 
@@ -254,19 +258,19 @@ class Known:
         """Return the lines of the repository, (path, line), that a text names, innermost first.
         Python prints them last, others first.
         """
-        found = [
+        frames = [
             (path, int(line))
             for path_text, line in _FRAME.findall(text[-_READ_CHARS:])
             if (path := self.path(path_text))
         ]
-        if any(path.endswith(".py") for path, _ in found):
-            found.reverse()
-        return tuple(dict.fromkeys(found))[:_MOST_FRAMES]
+        if any(path.endswith(".py") for path, _ in frames):
+            frames.reverse()
+        return tuple(dict.fromkeys(frames))[:_MAX_FRAMES]
 
 
-def _count_shared(ones: Sequence[str], others: Sequence[str]) -> int:
+def _count_shared(first: Sequence[str], second: Sequence[str]) -> int:
     count = 0
-    while count < min(len(ones), len(others)) and ones[-1 - count] == others[-1 - count]:
+    while count < min(len(first), len(second)) and first[-1 - count] == second[-1 - count]:
         count += 1
     return count
 
@@ -282,9 +286,9 @@ _MAP_BYTES = 4_000_000
 _MAP_SECONDS = 15.0
 """A council continues without a map after this time."""
 
-_SPANS, _TEXT_CHARS, _NAME_CHARS, _HOMES = 60, 8000, 300, 10
-_KEPT = 32
-_KNOWN_CHARS = 400_000
+_MAX_SPANS, _TEXT_CHARS, _NAME_CHARS, _MAX_DEFINING_FILES = 60, 8000, 300, 10
+_MAX_CACHED_MAPS = 32
+_MAX_PATHS_CHARS = 400_000
 _log = telemetry.get_logger(__name__)
 
 
@@ -321,7 +325,7 @@ class RepoMap:
     """
 
     spans: tuple[CodePassage, ...] = ()
-    homes: tuple[str, ...] = ()
+    defining_files: tuple[str, ...] = ()
     map: str = ""
     example: CodePassage | None = None
 
@@ -333,19 +337,19 @@ class RepoMapper:
 
     def __init__(self, workspaces: Workspaces) -> None:
         self._workspaces = workspaces
-        self._kept: LRUCache[str, RepoMap] = LRUCache(_KEPT)
+        self._cached_maps: LRUCache[str, RepoMap] = LRUCache(_MAX_CACHED_MAPS)
 
-    async def survey(self, prepared: Prepared, order: RepoMapRequest) -> RepoMap:
+    async def survey(self, prepared: Prepared, request: RepoMapRequest) -> RepoMap:
         """Return the survey. If it fails, return an empty one and log a warning, since a council
         can work without it.
         """
         if not any(language_of(path) for path in prepared.files):
             return RepoMap()
-        key = digest(prepared.base.repository, prepared.key, prepared.base.sha, repr(order))
-        if key in self._kept:
-            return self._kept[key]
+        key = digest(prepared.base.repository, prepared.key, prepared.base.sha, repr(request))
+        if key in self._cached_maps:
+            return self._cached_maps[key]
         try:
-            found = await self._ask(prepared, order, key)
+            repo_map = await self._run_survey(prepared, request, key)
         except MoothallError as error:
             _log.warning(
                 "no survey of the repository",
@@ -353,11 +357,11 @@ class RepoMapper:
                 reason=error.message,
             )
             return RepoMap()
-        self._kept[key] = found
-        return found
+        self._cached_maps[key] = repo_map
+        return repo_map
 
-    async def _ask(self, prepared: Prepared, order: RepoMapRequest, key: str) -> RepoMap:
-        arguments = asdict(order) | {
+    async def _run_survey(self, prepared: Prepared, request: RepoMapRequest, key: str) -> RepoMap:
+        arguments = asdict(request) | {
             "files": _MAP_FILES,
             "bytes": _MAP_BYTES,
             "known": _code_files(prepared),
@@ -374,40 +378,44 @@ class RepoMapper:
                 reason=f"{result.status}: {result.error[:300]}",
             )
             return RepoMap()
-        return read_survey(result.output, set(prepared.files), order.map_chars)
+        return read_survey(result.output, set(prepared.files), request.map_chars)
 
 
 def _code_files(prepared: Prepared) -> list[str]:
     """Return the base's code files, so that files from its set-up are left out; () if they are too
     many to send.
     """
-    found = [path for path in prepared.files if language_of(path)]
-    return found if sum(map(len, found)) <= _KNOWN_CHARS else []
+    paths = [path for path in prepared.files if language_of(path)]
+    return paths if sum(map(len, paths)) <= _MAX_PATHS_CHARS else []
 
 
-def read_survey(output: Mapping[str, Any], known: set[str], map_chars: int) -> RepoMap:
+def read_survey(output: Mapping[str, Any], known_paths: set[str], map_chars: int) -> RepoMap:
     """Return the answer of a sandbox as a survey, without malformed parts."""
-    spans, homes, example = output.get("spans"), output.get("homes"), output.get("example")
-    drawn = output.get("map")
+    spans, defining_files, example = output.get("spans"), output.get("homes"), output.get("example")
+    map_text = output.get("map")
     return RepoMap(
         spans=tuple(
-            span for item in list_of(spans)[:_SPANS] if (span := _span(item, known)) is not None
+            span
+            for item in list_of(spans)[:_MAX_SPANS]
+            if (span := _read_span(item, known_paths)) is not None
         ),
-        homes=tuple(
-            path for path in list_of(homes)[:_HOMES] if isinstance(path, str) and path in known
+        defining_files=tuple(
+            path
+            for path in list_of(defining_files)[:_MAX_DEFINING_FILES]
+            if isinstance(path, str) and path in known_paths
         ),
-        map=drawn[:map_chars] if isinstance(drawn, str) else "",
-        example=_span(example, known),
+        map=map_text[:map_chars] if isinstance(map_text, str) else "",
+        example=_read_span(example, known_paths),
     )
 
 
-def _span(item: Any, known: set[str]) -> CodePassage | None:
+def _read_span(item: Any, known_paths: set[str]) -> CodePassage | None:
     if not isinstance(item, dict):
         return None
     path, name, line, text = (item.get(field) for field in ("path", "name", "line", "text"))
     if not (
         isinstance(path, str)
-        and path in known
+        and path in known_paths
         and isinstance(name, str)
         and isinstance(line, int)
         and isinstance(text, str)

@@ -68,12 +68,12 @@ class Guides:
 
     Attributes:
         root: the guide of the root, None if there is none.
-        near: the guides closest to the files that the task names, without that of the root.
+        closest: the guides closest to the files that the task names, without that of the root.
         nested: all guides of folders that are listed.
     """
 
     root: Guide | None = None
-    near: tuple[Guide, ...] = ()
+    closest: tuple[Guide, ...] = ()
     nested: tuple[Guide, ...] = ()
     skills: tuple[Skill, ...] = ()
 
@@ -94,7 +94,7 @@ class Guides:
                 "change the task",
                 self.root.cut(_ROOT_CHARS),
             )
-        for guide in self.near:
+        for guide in self.closest:
             yield fence(
                 f"{guide.path}: how to work in this folder; it comes before the guides of the "
                 "folders above, and does not change the task",
@@ -106,12 +106,12 @@ class Guides:
         """Yield the fenced lists of nested guides and of skills, whose files a seat reads when it
         needs them.
         """
-        listed = [guide.path for guide in self.nested if guide not in self.near]
-        if listed:
+        other_paths = [guide.path for guide in self.nested if guide not in self.closest]
+        if other_paths:
             yield fence(
                 "guides of folders: read the closest one before you change a file there; it comes "
                 "before those of the folders above, and does not change the task",
-                "\n".join(listed),
+                "\n".join(other_paths),
             )
         if self.skills:
             yield fence(
@@ -123,10 +123,10 @@ class Guides:
             )
 
 
-async def read_guides(files: Sequence[str], named: Sequence[str], read: Read) -> Guides:
+async def read_guides(files: Sequence[str], named_paths: Sequence[str], read: Read) -> Guides:
     """Return the guides of a base with these files.
 
-    named: the files that the task names. read: returns the text of a file of the base.
+    named_paths: the files that the task names. read: returns the text of a file of the base.
     """
     by_folder: dict[str, list[str]] = {}
     for path in files:
@@ -135,8 +135,8 @@ async def read_guides(files: Sequence[str], named: Sequence[str], read: Read) ->
             by_folder.setdefault(folder, []).append(path)
     near_folders = dict.fromkeys(
         folder
-        for path in named
-        if (folder := next((item for item in _parents(path) if item in by_folder), ""))
+        for path in named_paths
+        if (folder := next((item for item in _parent_folders(path) if item in by_folder), ""))
     )
     order = dict.fromkeys(
         [*near_folders, *sorted(by_folder, key=lambda item: (item.count("/"), item))]
@@ -158,7 +158,7 @@ def _is_listed(path: str) -> bool:
     return len(path) <= _PATH_CHARS and path.isprintable() and not _NOT_OWN.search(path)
 
 
-def _parents(path: str) -> Iterator[str]:
+def _parent_folders(path: str) -> Iterator[str]:
     """Yield the folders of a path, the closest one first."""
     while path:
         path = path.rpartition("/")[0]
@@ -168,15 +168,15 @@ def _parents(path: str) -> Iterator[str]:
 async def _read_guide(paths: Sequence[str], read: Read) -> Guide:
     """Return a folder's first guide that is more than a reference to the other."""
     guides = [
-        Guide(path, text.strip(), _digest(text))
+        Guide(path, text.strip(), _digest_text(text))
         for path in sorted(paths, key=lambda path: _NAMES.index(path.rpartition("/")[2]))
-        for text in [await _text(read, path)]
+        for text in [await _read_or_empty(read, path)]
     ]
     return next((guide for guide in guides if len(guide.text) > _POINTER_CHARS), guides[0])
 
 
 async def _read_skill(path: str, read: Read) -> Skill:
-    text = await _text(read, path)
+    text = await _read_or_empty(read, path)
     head = _front_matter(text)
     match = _SKILL.search(path)
     folder = match["folder"] if match else ""
@@ -185,7 +185,7 @@ async def _read_skill(path: str, read: Read) -> Skill:
         name = folder[:_NAME_CHARS]
     description = " ".join(head.get("description", "").split())
     description = "".join(filter(str.isprintable, description))[:_DESCRIPTION_CHARS]
-    return Skill(path, name, description, _digest(text))
+    return Skill(path, name, description, _digest_text(text))
 
 
 def _front_matter(text: str) -> Mapping[str, str]:
@@ -200,12 +200,12 @@ def _front_matter(text: str) -> Mapping[str, str]:
     return {key: value for key, value in document.items() if isinstance(value, str)}
 
 
-async def _text(read: Read, path: str) -> str:
+async def _read_or_empty(read: Read, path: str) -> str:
     try:
         return await read(path)
     except NotFound:
         return ""  # a submodule or a binary file
 
 
-def _digest(text: str) -> str:
+def _digest_text(text: str) -> str:
     return sha256(text.encode(errors="replace")).hexdigest()

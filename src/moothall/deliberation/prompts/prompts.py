@@ -81,7 +81,7 @@ _PYTHON_TEXT = """Use tools for one or a few steps. For loops, conditions and ma
 that return what they answer, such as files.search(pattern='TODO'), and raise ToolError. There are also ws.read(path), ws.write(path,
 content), ws.glob(pattern) and agents.run(prompt or list of prompts). What it prints and its last expression come back. For example:
 for path in ws.glob('src/**/*.py'): ws.write(path, ws.read(path).replace('colour', 'color'))"""
-_BEFORE = "what was asked and answered before in this conversation, oldest first"
+_CONVERSATION_LABEL = "what was asked and answered before in this conversation, oldest first"
 _TEXT = """You hold one seat of a council that answers in writing. Be concrete and complete; say what you decided and why.
 {data}
 
@@ -118,22 +118,24 @@ def system_text(
         return _TEXT.format(
             data=_DATA, spelling=(_DOCUMENT_SPELLING if document else _TEXT_SPELLING)[mode]
         )
-    action, task, why, finish = _example(example)
+    action, task, thought, finish = _worked_example(example)
     return _WORK.format(
         data=_DATA,
         spelling=_SPELLING[mode],
         tools=describe(specs),
         python=f"\n{_PYTHON_TEXT.format(python=_PYTHON[mode])}\n" if python else "",
         task=task,
-        why=why,
-        example=_spelt(action, f"{why}, {'append' if example is None else 'define'} it", mode),
+        why=thought,
+        example=_spell_action(
+            action, f"{thought}, {'append' if example is None else 'define'} it", mode
+        ),
         finish=json.dumps({"thought": "the tests pass", "finish": finish}, ensure_ascii=False)
         if mode == "json"
         else f"<finish>{finish}</finish>",
     )
 
 
-def _example(example: CodePassage | None) -> tuple[Action, str, str, str]:
+def _worked_example(example: CodePassage | None) -> tuple[Action, str, str, str]:
     """Return the worked example's action, task, failure and end.
 
     Its code is from the repository. A small model that copies it changes nothing, and the path and
@@ -157,7 +159,7 @@ def _example(example: CodePassage | None) -> tuple[Action, str, str, str]:
     )
 
 
-def _spelt(action: Action, thought: str, mode: ReplyMode) -> str:
+def _spell_action(action: Action, thought: str, mode: ReplyMode) -> str:
     if mode == "json":
         reply = {
             "thought": thought,
@@ -170,16 +172,16 @@ def _spelt(action: Action, thought: str, mode: ReplyMode) -> str:
     )
 
 
-def example_of(shown: RepositoryContext | None) -> tuple[Action, ...]:
+def example_of(repository_context: RepositoryContext | None) -> tuple[Action, ...]:
     """Return the actions of the worked example in the system prompt, in order, or () if it has
     none.
 
     A reply with the same actions was copied, and is refused before it runs.
     """
-    return () if shown is None else (_example(shown.example)[0],)
+    return () if repository_context is None else (_worked_example(repository_context.example)[0],)
 
 
-def _answers(example: Sequence[Action], mode: ReplyMode) -> str:
+def _example_answers(example: Sequence[Action], mode: ReplyMode) -> str:
     """Return a question and the two replies that answer it, about the function of the worked
     example if it is from the repository.
 
@@ -187,25 +189,23 @@ def _answers(example: Sequence[Action], mode: ReplyMode) -> str:
     """
     args = example[0].arguments if example else {}
     if name := args.get("name"):
-        question, look = (
+        question, first_action = (
             f"Where is {name}?",
             Action("files.search", {"pattern": str(name).rpartition(".")[2]}),
         )
         finish = f"{name} is in {args['path']}."
     else:
-        question, look = (
+        question, first_action = (
             "What does is_even return for -3?",
             Action("files.read", {"path": str(_IS_EVEN.arguments["path"])}),
         )
         finish = "False: -3 % 2 is 1 in Python, and is_even compares it with 0."
-    end = (
+    second_reply = (
         json.dumps({"thought": "it says so", "finish": finish})
         if mode == "json"
         else f"<finish>{finish}</finish>"
     )
-    return (
-        f'"{question}" the replies would be these two:\n{_spelt(look, "look first", mode)}\n{end}'
-    )
+    return f'"{question}" the replies would be these two:\n{_spell_action(first_action, "look first", mode)}\n{second_reply}'
 
 
 def sub_agent_prompt(
@@ -239,7 +239,10 @@ def task_parts(d: Deliberation) -> list[str]:
     if d.context:
         parts.append(
             fence(
-                _BEFORE if d.follows else "what is known of the story from earlier work", d.context
+                _CONVERSATION_LABEL
+                if d.follows
+                else "what is known of the story from earlier work",
+                d.context,
             )
         )
     if d.constraints.requirements or d.constraints.rubric.strip():
@@ -251,49 +254,53 @@ def task_parts(d: Deliberation) -> list[str]:
 
 
 def shared_text(
-    d: Deliberation, shown: RepositoryContext | None, guide_lists: Sequence[str] = ()
+    d: Deliberation, repository_context: RepositoryContext | None, guide_lists: Sequence[str] = ()
 ) -> str:
     """Return the task and the excerpt of the repository, the same for every seat and phase."""
     parts = task_parts(d)
-    if shown is not None:
-        if shown.guide:
+    if repository_context is not None:
+        if repository_context.guide:
             parts.append(
                 fence(
                     f"{GUIDE}: the repository's conventions, for how the task is done and not for "
                     "what it is",
-                    shown.guide,
+                    repository_context.guide,
                 )
             )
         parts += guide_lists
-        parts += _cases(shown)
+        parts += _failing_case_parts(repository_context)
         parts += [
             fence(f"{path}, a test that fails now and must pass", text)
-            for path, text in shown.failing
+            for path, text in repository_context.failing
         ]
         parts += [
-            fence(f"{place}, which the failing tests run", text) for place, text in shown.code
+            fence(f"{place}, which the failing tests run", text)
+            for place, text in repository_context.code
         ]
-        parts += [fence(path, text) for path, text in shown.files]
-        if shown.map:
-            parts.append(fence("map of the repository: signatures only", shown.map))
-        parts.append(fence("files of the repository", shown.listing))
+        parts += [fence(path, text) for path, text in repository_context.files]
+        if repository_context.map:
+            parts.append(fence("map of the repository: signatures only", repository_context.map))
+        parts.append(fence("files of the repository", repository_context.listing))
     return "\n\n".join(parts)
 
 
-def _cases(shown: RepositoryContext) -> list[str]:
+def _failing_case_parts(repository_context: RepositoryContext) -> list[str]:
     """Return the failing cases: those with output one by one, the others as a list."""
-    parts = [fence(f"{case} fails now", text) for case, text in shown.cases if text]
-    silent = [case for case, text in shown.cases if not text]
+    parts = [fence(f"{case} fails now", text) for case, text in repository_context.cases if text]
+    without_output = [case for case, text in repository_context.cases if not text]
     return (
-        [*parts, fence("what fails now too" if parts else "what fails now", "\n".join(silent))]
-        if silent
+        [
+            *parts,
+            fence("what fails now too" if parts else "what fails now", "\n".join(without_output)),
+        ]
+        if without_output
         else parts
     )
 
 
 def approaches_prompt(system: str, shared: str, count: int) -> tuple[Message, ...]:
     """Ask for `count` distinct ways to do the task."""
-    return _pair(
+    return _system_and_user(
         system,
         shared,
         # No example here: a small model hands it back as its list.
@@ -319,17 +326,17 @@ def seat_prompt(
     answer_mode: an answer is enough, written in this mode. example: the actions of the worked
     example in `system`.
     """
-    way = f"\nYour approach: {fence('approach', approach)}" if approach else ""
-    ask = "Do the task now: reply with the actions that make the change."
+    approach_section = f"\nYour approach: {fence('approach', approach)}" if approach else ""
+    instruction = "Do the task now: reply with the actions that make the change."
     if about_text:
-        ask = "Write the whole answer now."
+        instruction = "Write the whole answer now."
     elif answer_mode:
-        ask = (
+        instruction = (
             "If the task asks for a change, make it. If it is a question, change nothing: look at "
-            f"what you need, then finish with the whole answer. For {_answers(example, answer_mode)}\n"
+            f"what you need, then finish with the whole answer. For {_example_answers(example, answer_mode)}\n"
             "Now do the task."
         )
-    return _pair(system, shared, f"{ROLES[role]}{way}\n{ask}")
+    return _system_and_user(system, shared, f"{ROLES[role]}{approach_section}\n{instruction}")
 
 
 def review_prompt(
@@ -361,7 +368,7 @@ def review_prompt(
         if len(requirements) > 1
         else 'a "score"'
     )
-    return _pair(
+    return _system_and_user(
         system,
         shared,
         f"{judge}Now judge a colleague's answer instead of doing the task.\n\n"
@@ -376,7 +383,7 @@ def review_prompt(
 
 def contradiction_prompt(system: str, shared: str, tests: str) -> tuple[Message, ...]:
     """Ask whether tests by a seat contradict the task's text. No change of the code is shown."""
-    return _pair(
+    return _system_and_user(
         system,
         shared,
         "Now read tests that a colleague wrote for this task, instead of doing the task.\n\n"
@@ -393,7 +400,7 @@ def superseded_prompt(
 ) -> tuple[Message, ...]:
     """Ask which existing tests expect what the task asks to change. No code change is shown."""
     numbered = "\n".join(f"{number}. {case}" for number, case in enumerate(cases, 1))
-    return _pair(
+    return _system_and_user(
         system,
         shared,
         "Now read how a colleague changed existing tests, instead of doing the task.\n\n"
@@ -412,7 +419,7 @@ def superseded_prompt(
 
 def claim_prompt(system: str, shared: str, tests: str) -> tuple[Message, ...]:
     """Ask whether tests that pass on the base show that the task is already done."""
-    return _pair(
+    return _system_and_user(
         system,
         shared,
         "A colleague says that the repository already does what the task asks for, and wrote "
@@ -442,5 +449,5 @@ def revise_text(facts: str, reviews: Sequence[str], rivals: str = "") -> str:
     return "\n\n".join([*parts, *([rivals] if rivals else [])])
 
 
-def _pair(system: str, shared: str, last: str) -> tuple[Message, ...]:
+def _system_and_user(system: str, shared: str, last: str) -> tuple[Message, ...]:
     return (Message("system", system), Message("user", f"{shared}\n\n{last}"))

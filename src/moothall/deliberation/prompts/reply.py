@@ -40,15 +40,15 @@ MAX_STRING = 2000
 """Characters of a string in the schema of a small model: llama.cpp refuses a grammar that repeats a
 character more often.
 """
-_SHORT_THOUGHT = 200
+_SHORT_THOUGHT_CHARS = 200
 """Characters of a thought in the schema of a small model."""
-_THOUGHT = 4000
+_MAX_THOUGHT_CHARS = 4000
 """Characters of a thought that are kept."""
 _APPROACH_WORDS = 3
 """Characters of an input: a longer one is left out, as its beginning alone would be broken code."""
-_TASKS, _CRITERIA = 32, 60
+_MAX_TASKS, _MAX_CRITERIA = 32, 60
 """Of a document: a grammar is bounded, whatever the settings allow."""
-_RIGHT = {
+_CORRECT_EXAMPLES = {
     "json": 'Right is, for example, {"thought": "look first", "actions": [{"tool": "files.read", '
     '"args": {"path": "README.md"}}]} or, at the end, {"thought": "done", "finish": "Added the '
     'function."}.',
@@ -95,9 +95,9 @@ def _turn_schema(
     The alternatives are closed objects with a `const`, which the grammar compilers of llama.cpp and
     vLLM turn into small grammars.
     """
-    thought = {"type": "string", "maxLength": _SHORT_THOUGHT}
+    thought = {"type": "string", "maxLength": _SHORT_THOUGHT_CHARS}
     text = {"type": "string", "minLength": 1, "maxLength": max_string}
-    ways = []
+    alternatives = []
     if specs:
         action = {
             "anyOf": [
@@ -106,12 +106,12 @@ def _turn_schema(
             ]
         }
         actions = {"type": "array", "items": action, "minItems": 1, "maxItems": MAX_ACTIONS}
-        ways.append(closed_object(thought=thought, actions=actions))
+        alternatives.append(closed_object(thought=thought, actions=actions))
     if specs and python:
-        ways.append(closed_object(thought=thought, python=text))
+        alternatives.append(closed_object(thought=thought, python=text))
     if may_finish or not specs:
-        ways.append(closed_object(thought=thought, finish=text))
-    schema = ways[0] if len(ways) == 1 else {"anyOf": ways}
+        alternatives.append(closed_object(thought=thought, finish=text))
+    schema = alternatives[0] if len(alternatives) == 1 else {"anyOf": alternatives}
     return ReplySchema("turn", schema if max_string is not None else _without_max_length(schema))
 
 
@@ -125,7 +125,7 @@ def document_schema(kind: DocumentKind, max_string: int | None = MAX_STRING) -> 
         criteria = {
             "type": "array",
             "items": {"type": "string", "minLength": 1, "maxLength": 400},
-            "maxItems": _CRITERIA,
+            "maxItems": _MAX_CRITERIA,
         }
         schema = closed_object(
             title={"type": "string", "maxLength": 200}, description=text, criteria=criteria
@@ -138,13 +138,13 @@ def document_schema(kind: DocumentKind, max_string: int | None = MAX_STRING) -> 
             description=text,
             criteria={
                 "type": "array",
-                "items": {"enum": list(range(1, _CRITERIA + 1))},
-                "maxItems": _CRITERIA,
+                "items": {"enum": list(range(1, _MAX_CRITERIA + 1))},
+                "maxItems": _MAX_CRITERIA,
             },
-            after={"type": "array", "items": name, "maxItems": _TASKS},
+            after={"type": "array", "items": name, "maxItems": _MAX_TASKS},
         )
         schema = closed_object(
-            tasks={"type": "array", "items": task, "minItems": 1, "maxItems": _TASKS}
+            tasks={"type": "array", "items": task, "minItems": 1, "maxItems": _MAX_TASKS}
         )
     return ReplySchema(
         kind or "plan", schema if max_string is not None else _without_max_length(schema)
@@ -156,12 +156,12 @@ def _without_max_length(schema: Any) -> Any:
     number.
     """
     if isinstance(schema, Mapping):
-        kept = {
+        unlimited = {
             key: value
             for key, value in schema.items()
             if key != "maxLength" or isinstance(value, Mapping)
         }
-        return {key: _without_max_length(value) for key, value in kept.items()}
+        return {key: _without_max_length(value) for key, value in unlimited.items()}
     return [_without_max_length(item) for item in schema] if isinstance(schema, list) else schema
 
 
@@ -211,15 +211,15 @@ def claim_schema() -> ReplySchema:
     )
 
 
-def numbered_schema(field: str, most: int) -> ReplySchema:
-    """Return the schema of a list of at most `most` numbered tests under a field, each with a
+def numbered_schema(field: str, max_items: int) -> ReplySchema:
+    """Return the schema of a list of at most `max_items` numbered tests under a field, each with a
     reason.
     """
     item = closed_object(
         test={"type": "integer", "minimum": 1}, why={"type": "string", "maxLength": 300}
     )
     return ReplySchema(
-        field, closed_object(**{field: {"type": "array", "items": item, "maxItems": most}})
+        field, closed_object(**{field: {"type": "array", "items": item, "maxItems": max_items}})
     )
 
 
@@ -253,14 +253,14 @@ def read_turn(
     _require_whole(reply)
     tools = OfferedTools(tuple(specs))
     try:
-        return _turn(read_parts(reply.text, tools), mode, tools, last=last)
+        return _turn_of(read_parts(reply.text, tools), mode, tools, last=last)
     except MalformedReplyError as error:
         raise MalformedReplyError(
-            f"Your reply could not be used: {error} {_RIGHT[mode]}"
+            f"Your reply could not be used: {error} {_CORRECT_EXAMPLES[mode]}"
         ) from error
 
 
-def _turn(parts: ReplyParts, mode: ReplyMode, tools: OfferedTools, *, last: bool) -> Turn:
+def _turn_of(parts: ReplyParts, mode: ReplyMode, tools: OfferedTools, *, last: bool) -> Turn:
     actions, finish = parts.actions, parts.finish[-1] if parts.finish else ""
     if parts.commands and not (actions or finish or parts.python):
         if not tools.has_shell:
@@ -282,8 +282,8 @@ def _turn(parts: ReplyParts, mode: ReplyMode, tools: OfferedTools, *, last: bool
             f"it holds {len(parts.python)} blocks of python, and one is allowed."
         )
     if finish and (last or not (actions or parts.python)):
-        return Turn(parts.thought[:_THOUGHT], finish=finish)
-    thought = " ".join(filter(None, (parts.thought, finish)))[:_THOUGHT]
+        return Turn(parts.thought[:_MAX_THOUGHT_CHARS], finish=finish)
+    thought = " ".join(filter(None, (parts.thought, finish)))[:_MAX_THOUGHT_CHARS]
     if actions:
         return Turn(thought, tuple(actions))
     if parts.python:
@@ -296,9 +296,9 @@ def _nothing_usable(parts: ReplyParts, mode: ReplyMode) -> MalformedReplyError:
         return parts.broken
     if mode == "json" and not parts.objects:
         return MalformedReplyError("there is no JSON object in it.")
-    known = "actions, finish" if mode == "json" else "<tool>, <finish>"
+    known_fields = "actions, finish" if mode == "json" else "<tool>, <finish>"
     fields = f" It has the unknown field {parts.fields[0][:40]!r}." if parts.fields else ""
-    return MalformedReplyError(f"it holds none of {known}; exactly one is needed.{fields}")
+    return MalformedReplyError(f"it holds none of {known_fields}; exactly one is needed.{fields}")
 
 
 def read_document(reply: ChatReply) -> Turn:
@@ -310,7 +310,9 @@ def read_document(reply: ChatReply) -> Turn:
         data = find_object(reply.text, *_DOCUMENT_FIELDS)
         finish = data.get("finish", data)
         if not isinstance(finish, Mapping):
-            return _turn(read_parts(reply.text, OfferedTools()), "json", OfferedTools(), last=True)
+            return _turn_of(
+                read_parts(reply.text, OfferedTools()), "json", OfferedTools(), last=True
+            )
     except MalformedReplyError as error:
         raise MalformedReplyError(
             f"Your reply could not be used: {error} Right is the one JSON object that the task "
@@ -330,8 +332,8 @@ def answer_so_far(text: str) -> str:
         return answer.strip() if isinstance(answer, str) else ""
     if begin.group("tag") != "finish":
         return ""
-    answer, closed, _ = text[begin.end() :].partition("</finish>")
-    return (answer if closed else _CLOSING.sub("", answer)).strip()
+    answer, closing_tag, _ = text[begin.end() :].partition("</finish>")
+    return (answer if closing_tag else _CLOSING.sub("", answer)).strip()
 
 
 def _begun_object(text: str) -> Mapping[str, Any]:
@@ -401,14 +403,14 @@ def read_review(reply: ChatReply, criteria: int) -> ReadReview:
     unmet = tuple(item for item in list_of(data.get("unmet")) if _is_numbered(item, criteria))
     comment = data.get("comment")
     return ReadReview(
-        _mean_score(reply, _scores(data, criteria)),
+        _mean_score(reply, _read_scores(data, criteria)),
         met,
         unmet,
         comment[:1000] if isinstance(comment, str) else "",
     )
 
 
-def _scores(data: Mapping[str, Any], criteria: int) -> list[int]:
+def _read_scores(data: Mapping[str, Any], criteria: int) -> list[int]:
     if criteria > 1 and isinstance(scores := data.get("scores"), list):
         if len(scores) != criteria or not all(_is_score(score) for score in scores):
             raise MalformedReplyError(
@@ -495,8 +497,8 @@ def read_claim(reply: ChatReply) -> str:
     """Return why tests do not show that the task is done, or ''. Raises `MalformedReplyError` if
     the reply does not say.
     """
-    done, reason = _read_verdict(reply, "done")
-    return "" if done else f"its tests do not show that the task is done: {reason}"
+    is_done, reason = _read_verdict(reply, "done")
+    return "" if is_done else f"its tests do not show that the task is done: {reason}"
 
 
 def _read_verdict(reply: ChatReply, field: str) -> tuple[bool, str]:
@@ -505,8 +507,8 @@ def _read_verdict(reply: ChatReply, field: str) -> tuple[bool, str]:
     data = find_object(reply.text, field)
     if not isinstance(data.get(field), bool):
         raise MalformedReplyError(f'"{field}" is neither true nor false.')
-    why = data.get("why")
-    reason = " ".join(why.split())[:300] if isinstance(why, str) else ""
+    explanation = data.get("why")
+    reason = " ".join(explanation.split())[:300] if isinstance(explanation, str) else ""
     return data[field], reason or "no reason is given"
 
 
@@ -516,18 +518,18 @@ def find_object(text: str, *fields: str) -> Mapping[str, Any]:
 
     Earlier objects are drafts and quotes, such as reasoning that the server did not separate.
     """
-    chosen: Mapping[str, Any] | None = None
-    other: Mapping[str, Any] | None = None
+    last_match: Mapping[str, Any] | None = None
+    last: Mapping[str, Any] | None = None
     for value in find_values(text):
-        other = value
+        last = value
         for candidate in (value, *(inner for inner in value.values() if isinstance(inner, dict))):
             if any(field in candidate for field in fields):
-                chosen = candidate
+                last_match = candidate
                 break
-    found = chosen if chosen is not None else other
-    if found is None:
+    result = last_match if last_match is not None else last
+    if result is None:
         raise MalformedReplyError("there is no JSON object in it.")
-    return found
+    return result
 
 
 def _find_list(reply: ChatReply, field: str) -> Sequence[Any]:
@@ -535,8 +537,8 @@ def _find_list(reply: ChatReply, field: str) -> Sequence[Any]:
     _require_whole(reply)
     text = without_thinking(reply.text)
     with suppress(MalformedReplyError):  # a list by itself is in no object
-        if isinstance(found := find_object(text, field).get(field), list):
-            return found
+        if isinstance(items := find_object(text, field).get(field), list):
+            return items
     lists = [
         value
         for value in find_values(text, "[")

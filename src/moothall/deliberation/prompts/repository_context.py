@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from moothall.deliberation.prompts.excerpts import (
     CodePassage,
     FailingCase,
-    Known,
+    FileIndex,
     RepoMap,
     RepoMapRequest,
     find_failing_cases,
@@ -25,7 +25,7 @@ from moothall.domain.repository import Prepared
 from moothall.errors import NotFound
 
 Read = Callable[[str], Awaitable[str]]
-Look = Callable[[RepoMapRequest], Awaitable[RepoMap]]
+SurveyCode = Callable[[RepoMapRequest], Awaitable[RepoMap]]
 
 _IMPORT = re.compile(
     r"^\s*(?:from|import)\s+(\.*[\w.]+)(?:\s+import\s+\(?([\w, ]+))?", re.MULTILINE
@@ -35,17 +35,17 @@ _USE = re.compile(r"^\s*use\s+\w+::(\w+)", re.MULTILINE)
 _WORD = re.compile(r"[\w./-]*[\w-]")
 _NAME = re.compile(r"[^\W\d]\w{2,60}")
 _TEST_AFFIX = re.compile(r"^test[_-]|[_.-](?:test|tests|spec)$")
-_LISTED = 200
-_CASES = 20  # failing cases that are named and whose stack frames are followed
-_NAMED = 300  # identifiers that the map prefers
+_MAX_LISTED_FILES = 200
+_MAX_CASES = 20  # failing cases that are named and whose stack frames are followed
+_MAX_IDENTIFIERS = 300  # identifiers that the map prefers
 # The largest share of the budget for each part. The rest is left to the next parts.
 _CASES_SHARE, _CODE_SHARE, _MAP_SHARE = 0.25, 0.25, 0.25
-_MAP_LEAST = 0.1  # the share of the budget that files leave to the map
+_MIN_MAP_SHARE = 0.1  # the share of the budget that files leave to the map
 GUIDE = "AGENTS.md"
 _GUIDE_SHARE, _GUIDE_TOKENS = 0.1, 2000  # share of the budget; longer guides are cut
 _MAP_TOKENS = 4000  # a longer map helps less
-_LEAST = 40
-_CUT = re.compile(r"^\[… \d+ characters left out …\]$", re.MULTILINE)
+_MIN_TOKENS = 40
+_CLIP_MARK = re.compile(r"^\[… \d+ characters left out …\]$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +73,23 @@ class _TokenBudget:
     def __init__(self, count: int) -> None:
         self.tokens = count
 
-    def clip(self, text: str, most: float) -> str:
-        """Return the text, cut to `most` tokens and to what is left, and subtract its tokens."""
-        cut = clip(text, int(max(min(most, self.tokens), 0) * CHARS_PER_TOKEN))
-        self.tokens -= tokens(cut)
-        return cut
+    def clip(self, text: str, max_tokens: float) -> str:
+        """Return the text, cut to `max_tokens` and to the budget, and subtract its tokens."""
+        clipped = clip(text, int(max(min(max_tokens, self.tokens), 0) * CHARS_PER_TOKEN))
+        self.tokens -= tokens(clipped)
+        return clipped
 
 
-async def show(
-    prepared: Prepared, description: str, read: Read, budget: int, look: Look | None = None
+async def select_context(
+    prepared: Prepared,
+    description: str,
+    read: Read,
+    budget: int,
+    survey_code: SurveyCode | None = None,
 ) -> RepositoryContext:
     """Return the excerpt of the base that fits into `budget` tokens.
 
-    read: returns the text of a file of the base. look: surveys the base.
+    read: returns the text of a file of the base. survey_code: surveys the base.
     """
     profile = prepared.base.profile
     deciding = {name: run for name, run in prepared.runs.items() if name not in profile.advisory}
@@ -93,52 +97,68 @@ async def show(
         deciding, prepared.files, profile.folders, (*prepared.flaky, *profile.known_failures)
     )
     tests = failing_files(failing, prepared)
-    texts = {path: await _text(read, path) for path in tests[:_CASES]}
+    texts = {path: await _read_or_empty(read, path) for path in tests[:_MAX_CASES]}
     named = list(dict.fromkeys(named_files(description, prepared.files)))
-    hints = {path: await _text(read, path) for path in named[:_CASES] if looks_like_test(path)}
-    subjects = [*named, *_subjects(texts | hints, prepared.files)]
-    found = (
-        await look(
-            _order(failing, texts, subjects, prepared, description=description, budget=budget)
+    hints = {
+        path: await _read_or_empty(read, path)
+        for path in named[:_MAX_CASES]
+        if looks_like_test(path)
+    }
+    subjects = [*named, *_find_subjects(texts | hints, prepared.files)]
+    survey = (
+        await survey_code(
+            _survey_request(
+                failing, texts, subjects, prepared, description=description, budget=budget
+            )
         )
-        if look is not None
+        if survey_code is not None
         else RepoMap()
     )
-    listing = clip(
-        "\n".join(prepared.files[:_LISTED]),
-        int(budget * CHARS_PER_TOKEN / (10 if found.map else 5)),
-    )
-    if len(prepared.files) > _LISTED:
-        listing += f"\n… and {len(prepared.files) - _LISTED} more"
-    drawn = _whole_lines(found.map, int(budget * _MAP_LEAST))
+    listing = _list_files(prepared.files, int(budget * CHARS_PER_TOKEN / (10 if survey.map else 5)))
+    map_text = _whole_lines(survey.map, int(budget * _MIN_MAP_SHARE))
     guide = (
-        _head(await _text(read, GUIDE), min(budget * _GUIDE_SHARE, _GUIDE_TOKENS))
+        _first_lines(await _read_or_empty(read, GUIDE), min(budget * _GUIDE_SHARE, _GUIDE_TOKENS))
         if GUIDE in prepared.files
         else ""
     )
     remaining = _TokenBudget(
-        budget - tokens(listing) - tokens(drawn) - (tokens(guide) if guide else 0)
+        budget - tokens(listing) - tokens(map_text) - (tokens(guide) if guide else 0)
     )
     share = max(remaining.tokens * 2 // 5, 64)  # no file takes it all
-    cases = _cases(failing, remaining, budget * _CASES_SHARE)
-    failing_code = _failing_code(texts, found.spans, remaining, share)
-    code = _code(found.spans, texts, remaining, budget * _CODE_SHARE)
-    wanted = sorted(dict.fromkeys([*subjects, *found.homes]), key=looks_like_test)
-    seen = {*texts, *(span.path for span in found.spans if looks_like_test(span.path))}
-    files = await _files([path for path in wanted if path not in seen], read, remaining, share)
-    whole = {path for path, text in (*failing_code, *files) if not _CUT.search(text)}
-    drawn = _whole_lines(_without(found.map, whole), max(remaining.tokens, 0) + tokens(drawn))
-    return RepositoryContext(failing_code, files, listing, cases, code, drawn, found.example, guide)
+    cases = _select_cases(failing, remaining, budget * _CASES_SHARE)
+    failing_code = _select_failing_tests(texts, survey.spans, remaining, share)
+    code = _select_code(survey.spans, texts, remaining, budget * _CODE_SHARE)
+    candidates = sorted(dict.fromkeys([*subjects, *survey.defining_files]), key=looks_like_test)
+    shown_paths = {*texts, *(span.path for span in survey.spans if looks_like_test(span.path))}
+    files = await _select_files(
+        [path for path in candidates if path not in shown_paths], read, remaining, share
+    )
+    uncut_paths = {path for path, text in (*failing_code, *files) if not _CLIP_MARK.search(text)}
+    map_text = _whole_lines(
+        _without_files(survey.map, uncut_paths), max(remaining.tokens, 0) + tokens(map_text)
+    )
+    return RepositoryContext(
+        failing_code, files, listing, cases, code, map_text, survey.example, guide
+    )
 
 
-async def _text(read: Read, path: str) -> str:
+def _list_files(files: Sequence[str], max_chars: int) -> str:
+    listing = clip("\n".join(files[:_MAX_LISTED_FILES]), max_chars)
+    return (
+        f"{listing}\n… and {len(files) - _MAX_LISTED_FILES} more"
+        if len(files) > _MAX_LISTED_FILES
+        else listing
+    )
+
+
+async def _read_or_empty(read: Read, path: str) -> str:
     try:
         return await read(path)
     except NotFound:
         return ""  # a submodule or a binary file
 
 
-def _order(
+def _survey_request(
     failing: Sequence[FailingCase],
     texts: dict[str, str],
     subjects: Sequence[str],
@@ -148,7 +168,7 @@ def _order(
     budget: int,
 ) -> RepoMapRequest:
     """Return what the survey should prefer."""
-    frames = dict.fromkeys(frame for item in failing[:_CASES] for frame in item.frames)
+    frames = dict.fromkeys(frame for item in failing[:_MAX_CASES] for frame in item.frames)
     names = [
         name.strip()
         for text in texts.values()
@@ -157,52 +177,56 @@ def _order(
         if name.strip()
     ]
     prose = " ".join(
-        [description, *(f"{item.case} {item.detail[-2000:]}" for item in failing[:_CASES])]
+        [description, *(f"{item.case} {item.detail[-2000:]}" for item in failing[:_MAX_CASES])]
     )
     tests = [
         (path, item.names[0])
-        for item in failing[:_CASES]
+        for item in failing[:_MAX_CASES]
         if item.names
         for path in texts
         if path in _paths_of(item, prepared)
     ]
     return RepoMapRequest(
-        frames=tuple(frames)[: 2 * _CASES],
+        frames=tuple(frames)[: 2 * _MAX_CASES],
         tests=tuple(dict.fromkeys(tests)),
-        paths=tuple(dict.fromkeys([*texts, *subjects]))[: 2 * _CASES],
-        words=tuple(dict.fromkeys([*names, *_NAME.findall(prose)]))[:_NAMED],
-        names=tuple(dict.fromkeys(names))[:_NAMED],
+        paths=tuple(dict.fromkeys([*texts, *subjects]))[: 2 * _MAX_CASES],
+        words=tuple(dict.fromkeys([*names, *_NAME.findall(prose)]))[:_MAX_IDENTIFIERS],
+        names=tuple(dict.fromkeys(names))[:_MAX_IDENTIFIERS],
         map_chars=int(min(budget * _MAP_SHARE, _MAP_TOKENS) * CHARS_PER_TOKEN),
     )
 
 
-def _cases(
-    failing: Sequence[FailingCase], remaining: _TokenBudget, most: float
+def _select_cases(
+    failing: Sequence[FailingCase], remaining: _TokenBudget, max_tokens: float
 ) -> tuple[tuple[str, str], ...]:
     """Return the failing cases that fit with their output. Cases that fail in the same way have it
     once.
     """
-    end = remaining.tokens - most
-    shown: list[tuple[str, str]] = []
-    ways = set[object]()
-    for number, item in enumerate(failing[:_CASES]):
-        left = remaining.tokens - end
-        if left < _LEAST:
+    reserved_tokens = remaining.tokens - max_tokens
+    case_outputs: list[tuple[str, str]] = []
+    failure_keys = set[object]()
+    for number, item in enumerate(failing[:_MAX_CASES]):
+        available_tokens = remaining.tokens - reserved_tokens
+        if available_tokens < _MIN_TOKENS:
             break
         remaining.tokens -= tokens(item.case)
         text = ""
-        if item.detail and item.way not in ways and left > 2 * _LEAST:
+        if (
+            item.detail
+            and item.failure_key not in failure_keys
+            and available_tokens > 2 * _MIN_TOKENS
+        ):
             text = remaining.clip(
-                item.detail, left / (2 if number == 0 and len(failing) > 1 else 1)
+                item.detail, available_tokens / (2 if number == 0 and len(failing) > 1 else 1)
             )
-            ways.add(item.way)
-        shown.append((item.case, text))
-    if len(failing) > len(shown):
-        shown.append((f"… and {len(failing) - len(shown)} more", ""))
-    return tuple(shown)
+            failure_keys.add(item.failure_key)
+        case_outputs.append((item.case, text))
+    if len(failing) > len(case_outputs):
+        case_outputs.append((f"… and {len(failing) - len(case_outputs)} more", ""))
+    return tuple(case_outputs)
 
 
-def _failing_code(
+def _select_failing_tests(
     texts: dict[str, str], spans: Sequence[CodePassage], remaining: _TokenBudget, share: int
 ) -> tuple[tuple[str, str], ...]:
     """Return the files of the failing tests; only the tests of long files."""
@@ -210,29 +234,36 @@ def _failing_code(
     for path, text in texts.items():
         if remaining.tokens < share // 4:
             break
-        own = [span.text for span in spans if span.path == path]
-        if own and tokens(text) > min(share, remaining.tokens):
-            text = "\n\n".join(own)  # noqa: PLW2901 - the part that is shown
+        file_spans = [span.text for span in spans if span.path == path]
+        if file_spans and tokens(text) > min(share, remaining.tokens):
+            text = "\n\n".join(file_spans)  # noqa: PLW2901 - the part that is shown
         failing.append((path, remaining.clip(text, share)))
     return tuple(failing)
 
 
-def _code(
-    spans: Sequence[CodePassage], texts: dict[str, str], remaining: _TokenBudget, most: float
+def _select_code(
+    spans: Sequence[CodePassage], texts: dict[str, str], remaining: _TokenBudget, max_tokens: float
 ) -> tuple[tuple[str, str], ...]:
     """Return the functions on the stacks of the failures, without tests."""
-    end = remaining.tokens - most
+    reserved_tokens = remaining.tokens - max_tokens
     code = []
     for span in spans:
-        if span.path in texts or remaining.tokens - end < _LEAST or remaining.tokens < _LEAST:
+        if (
+            span.path in texts
+            or remaining.tokens - reserved_tokens < _MIN_TOKENS
+            or remaining.tokens < _MIN_TOKENS
+        ):
             continue
         code.append(
-            (f"{span.path}, line {span.line}", remaining.clip(span.text, remaining.tokens - end))
+            (
+                f"{span.path}, line {span.line}",
+                remaining.clip(span.text, remaining.tokens - reserved_tokens),
+            )
         )
     return tuple(code)
 
 
-async def _files(
+async def _select_files(
     paths: Sequence[str], read: Read, remaining: _TokenBudget, share: int
 ) -> tuple[tuple[str, str], ...]:
     files = []
@@ -247,25 +278,25 @@ async def _files(
     return tuple(files)
 
 
-def _without(text: str, paths: set[str]) -> str:
+def _without_files(text: str, paths: set[str]) -> str:
     """Return a map without the entries of some files."""
-    rows, kept = [], True
+    rows, is_kept = [], True
     for row in text.split("\n"):
-        kept = row.removesuffix(":") not in paths if not row.startswith(" ") else kept
-        rows += [row] if kept else []
+        is_kept = row.removesuffix(":") not in paths if not row.startswith(" ") else is_kept
+        rows += [row] if is_kept else []
     return "\n".join(rows)
 
 
-def _head(text: str, most: float) -> str:
+def _first_lines(text: str, max_tokens: float) -> str:
     """Return the first lines of a text that fit."""
-    cut = text[: int(most * CHARS_PER_TOKEN)]
-    return cut.rstrip() if cut == text else cut.rpartition("\n")[0].rstrip()
+    clipped = text[: int(max_tokens * CHARS_PER_TOKEN)]
+    return clipped.rstrip() if clipped == text else clipped.rpartition("\n")[0].rstrip()
 
 
-def _whole_lines(text: str, most: int) -> str:
+def _whole_lines(text: str, max_tokens: int) -> str:
     """Return the lines of a map that fit, without file names at the end."""
-    cut = text[: max(int(most * CHARS_PER_TOKEN), 0)]
-    rows = cut.split("\n") if cut == text else cut.split("\n")[:-1]
+    clipped = text[: max(int(max_tokens * CHARS_PER_TOKEN), 0)]
+    rows = clipped.split("\n") if clipped == text else clipped.split("\n")[:-1]
     while rows and not rows[-1].startswith(" "):
         rows.pop()
     return "\n".join(rows)
@@ -277,8 +308,8 @@ def failing_files(failing: Sequence[FailingCase], prepared: Prepared) -> list[st
     The file is in the case's name (`<file>::<name>`), or else in its stack frames. If the runner
     named no cases, it is in the output.
     """
-    found = {path for item in failing for path in _paths_of(item, prepared)}
-    return [path for path in prepared.files if path in found]
+    paths = {path for item in failing for path in _paths_of(item, prepared)}
+    return [path for path in prepared.files if path in paths]
 
 
 def _paths_of(item: FailingCase, prepared: Prepared) -> list[str]:
@@ -288,8 +319,8 @@ def _paths_of(item: FailingCase, prepared: Prepared) -> list[str]:
     if framed := [path for path, _ in item.frames if looks_like_test(path)]:
         return list(dict.fromkeys(framed))
     words = set(_WORD.findall(item.detail)) if item.case == item.check else set()
-    known = Known(prepared.files, prepared.base.profile.folders.get(item.check, ""))
-    mentioned = {known.path(word) for word in words if "." in word}
+    file_index = FileIndex(prepared.files, prepared.base.profile.folders.get(item.check, ""))
+    mentioned = {file_index.path(word) for word in words if "." in word}
     return [path for path in prepared.files if path in mentioned and looks_like_test(path)]
 
 
@@ -332,35 +363,37 @@ def named_files(description: str, files: Sequence[str]) -> Iterator[str]:
             yield path
 
 
-def _subjects(failing: dict[str, str], files: Sequence[str]) -> Iterator[str]:
+def _find_subjects(failing: dict[str, str], files: Sequence[str]) -> Iterator[str]:
     """Yield the files that the failing tests import, then those with the name of a test file."""
-    known = set(files)
+    known_paths = set(files)
     for path, text in failing.items():
         folder = posixpath.dirname(path)
-        for module in _modules(text):
+        for module in _imported_modules(text):
             yield from _module_files(module, folder, files)
         for target in _REQUIRE.findall(text):
             base = posixpath.normpath(posixpath.join(folder, target))
             yield from (
-                f"{base}{end}"
-                for end in ("", ".js", ".ts", ".mjs", "/index.js", "/index.ts")
-                if f"{base}{end}" in known
+                f"{base}{suffix}"
+                for suffix in ("", ".js", ".ts", ".mjs", "/index.js", "/index.ts")
+                if f"{base}{suffix}" in known_paths
             )
         for module in _USE.findall(text) if path.endswith(".rs") else ():
             yield from (
-                other
-                for other in files
-                if other.endswith((f"src/{module}.rs", f"src/{module}/mod.rs"))
+                candidate
+                for candidate in files
+                if candidate.endswith((f"src/{module}.rs", f"src/{module}/mod.rs"))
             )
     for path in failing:
         subject = _TEST_AFFIX.sub("", stem(path))
-        same = [other for other in files if other != path and stem(other) == subject]
+        namesakes = [
+            candidate for candidate in files if candidate != path and stem(candidate) == subject
+        ]
         yield from sorted(
-            same, key=lambda other: posixpath.dirname(other) != posixpath.dirname(path)
+            namesakes, key=lambda candidate: posixpath.dirname(candidate) != posixpath.dirname(path)
         )
 
 
-def _modules(text: str) -> Iterator[str]:
+def _imported_modules(text: str) -> Iterator[str]:
     for module, names in _IMPORT.findall(text):
         yield module
         yield from (f"{module}.{name.strip()}" for name in names.split(",") if name.strip())

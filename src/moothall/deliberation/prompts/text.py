@@ -26,11 +26,11 @@ def most_tokens(text: str) -> int:
     """Return an upper bound of the tokens of a text for any model. Ids, hashes, times and other
     scripts are denser than the words that `tokens` assumes. It is slower than `tokens`.
     """
-    return max(tokens(text), int(sum(map(_piece, _PIECE.finditer(text))) * _MARGIN) + 1)
+    return max(tokens(text), int(sum(map(_piece_tokens, _PIECE.finditer(text))) * _MARGIN) + 1)
 
 
-def _piece(found: re.Match[str]) -> int:
-    piece = found[0]
+def _piece_tokens(match: re.Match[str]) -> int:
+    piece = match[0]
     if not piece.isascii():
         return (len(piece.encode("utf-8", "replace")) + 1) // 2
     if piece.isupper():
@@ -60,15 +60,15 @@ def fence(label: str, text: str) -> str:
     The mark depends only on label and text: the same input gives the same bytes.
     """
     plain_label = " ".join(label.split())[:200]
-    whole = digest(plain_label, text)
+    full_digest = digest(plain_label, text)
     # The shortest beginning that is in neither: each mark costs tokens of every call.
     mark = next(
         (
             mark
-            for end in range(4, len(whole))
-            if (mark := whole[:end]) not in text and mark not in plain_label
+            for size in range(4, len(full_digest))
+            if (mark := full_digest[:size]) not in text and mark not in plain_label
         ),
-        whole,
+        full_digest,
     )
     return f"--- {plain_label} [{mark}] ---\n{text.rstrip()}\n--- end [{mark}] ---"
 

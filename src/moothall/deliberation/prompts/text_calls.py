@@ -25,20 +25,20 @@ _SHELL_NAMES = frozenset({"bash", "shell", "sh"})
 _FINISH_NAMES = frozenset({"finish", "submit"})
 _MAX_DEPTH = 64
 """Levels of objects and lists. Arguments of tools have three at most."""
-_MAX_NAME = 100
-_MENTION = 1000
+_MAX_NAME_CHARS = 100
+_MAX_MENTION_CHARS = 1000
 """Characters after <tool> within which its end shows that it is a call, and not prose about calls.
 """
 _SCAN_SHARE, _SCAN_FLOOR = 4, 100_000
 """Characters of broken JSON that are read before a text is given up: a multiple of its size, and a
 floor.
 """
-_FAILURES = 200
+_MAX_FAILURES = 200
 """Broken objects that are read before a text is given up."""
 
 _BAR = r"\uff5c"  # the full-width bar in DeepSeek's marks
 _DSML = f"(?:{_BAR}DSML{_BAR})?"
-_NAME = rf"[\w.:/-]{{1,{_MAX_NAME}}}"
+_NAME = rf"[\w.:/-]{{1,{_MAX_NAME_CHARS}}}"
 _THINKING = {
     "<think>": "</think>",
     "<thinking>": "</thinking>",
@@ -75,7 +75,7 @@ _MARK = re.compile(
     r"|(?P<json>\{)(?=\s*[\"}])",
     re.MULTILINE,
 )
-_NAMED = frozenset({"mistral", "kimi", "deepseek", "harmony"})
+_KINDS_WITH_NAME = frozenset({"mistral", "kimi", "deepseek", "harmony"})
 _SHELL_FENCES = frozenset({"bash", "sh", "shell", "mswea_bash_command"})
 _READ_FENCES = frozenset(
     {
@@ -120,8 +120,8 @@ _NOISE = re.compile(
     rf"|<[|{_BAR}][^|{_BAR}<>\n]{{1,40}}[|{_BAR}]>|\[/?(?:TOOL_CALLS|THINK|ARGS)\]|\bfunctools(?=\[)|```\w{{0,40}}"
 )
 
-_LISTS = ("actions", "tool_calls", "tool_uses", "calls")
-_SINGLE = ("action", "function_call", "tool_call")
+_LIST_KEYS = ("actions", "tool_calls", "tool_uses", "calls")
+_SINGLE_KEYS = ("action", "function_call", "tool_call")
 _TOOL_KEYS = ("tool", "name", "tool_name", "recipient_name", "function", "action")
 _ARGUMENT_KEYS = (
     "args",
@@ -133,7 +133,7 @@ _ARGUMENT_KEYS = (
     "params",
 )
 _THOUGHT_KEYS = ("thought", "thoughts", "reasoning")
-_ABOUT_A_CALL = frozenset(
+_CALL_METADATA_KEYS = frozenset(
     {"id", "call_id", "tool_call_id", "type", "index", "status", *_THOUGHT_KEYS}
 )
 """Fields of a call that are not arguments where these stand beside the name."""
@@ -161,28 +161,28 @@ def without_thinking(text: str) -> str:
     if text.lstrip().startswith("{"):
         return text
     pieces: list[str] = []
-    position, looked, fences = 0, 0, 0
-    while mark := _THOUGHT_MARK.search(text, looked):
-        opened = mark.group("open")
-        fences += text.count("```", looked, mark.start())
-        looked = mark.end()
+    position, search_start, fences = 0, 0, 0
+    while mark := _THOUGHT_MARK.search(text, search_start):
+        opening_mark = mark.group("open")
+        fences += text.count("```", search_start, mark.start())
+        search_start = mark.end()
         if fences % 2:
             continue
-        if opened is None:
+        if opening_mark is None:
             pieces.clear()
-            position = looked
+            position = search_start
             continue
         pieces.append(text[position : mark.start()])
-        position = _end_of_thinking(text, looked, opened)
+        position = _end_of_thinking(text, search_start, opening_mark)
         if position < 0:
             position = mark.end()
             break
-        looked = position
+        search_start = position
     return "".join((*pieces, text[position:]))
 
 
-def _end_of_thinking(text: str, position: int, opened: str) -> int:
-    close = _THINKING.get(opened, _ANALYSIS_END)
+def _end_of_thinking(text: str, position: int, opening_mark: str) -> int:
+    close = _THINKING.get(opening_mark, _ANALYSIS_END)
     end = text.find(close, position)
     return end if end < 0 else end + len(close)
 
@@ -194,7 +194,7 @@ def _no_constant(name: str) -> Any:
     raise MalformedReplyError(f"{name} is no JSON.")
 
 
-def _finite(number: str) -> float:
+def _parse_finite(number: str) -> float:
     value = float(number)
     if value in {float("inf"), float("-inf")}:
         raise MalformedReplyError(f"the number {number[:20]} is too large.")
@@ -202,7 +202,7 @@ def _finite(number: str) -> float:
 
 
 # strict=False: models put raw line breaks into strings, and what they mean is plain.
-_DECODER = json.JSONDecoder(strict=False, parse_constant=_no_constant, parse_float=_finite)
+_DECODER = json.JSONDecoder(strict=False, parse_constant=_no_constant, parse_float=_parse_finite)
 
 
 def decode(text: str, start: int = 0) -> tuple[Any, int]:
@@ -213,8 +213,8 @@ def decode(text: str, start: int = 0) -> tuple[Any, int]:
     except RecursionError as error:
         raise MalformedReplyError("its JSON is nested too deeply.") from error
     except json.JSONDecodeError as error:
-        near = " ".join(text[max(error.pos - 20, 0) : error.pos + 20].split())
-        raise MalformedReplyError(f"its JSON is broken near {near!r}: {error.msg}.") from error
+        context = " ".join(text[max(error.pos - 20, 0) : error.pos + 20].split())
+        raise MalformedReplyError(f"its JSON is broken near {context!r}: {error.msg}.") from error
     except MalformedReplyError:
         raise
     except ValueError as error:  # an integer of more digits than Python converts
@@ -239,18 +239,20 @@ class _Allowance:
     def __init__(self, text: str) -> None:
         self._text = text
         self._characters = _SCAN_SHARE * len(text) + _SCAN_FLOOR
-        self._failures = _FAILURES
+        self._failures = _MAX_FAILURES
 
     def spend(self, start: int, error: MalformedReplyError) -> bool:
         """Count a failed decoding at `start`. Return whether reading may continue."""
         cause = error.__cause__
-        known = isinstance(cause, json.JSONDecodeError) and not cause.msg.startswith("Unterminated")
-        read = (
+        has_position = isinstance(cause, json.JSONDecodeError) and not cause.msg.startswith(
+            "Unterminated"
+        )
+        characters_read = (
             cause.pos - start
-            if known and isinstance(cause, json.JSONDecodeError)
+            if has_position and isinstance(cause, json.JSONDecodeError)
             else len(self._text) - start
         )
-        self._characters -= read
+        self._characters -= characters_read
         self._failures -= 1
         return self._characters > 0 and self._failures > 0
 
@@ -311,8 +313,8 @@ class OfferedTools:
         name = name.strip()
         short = name.removeprefix("functions.").partition(":")[0]
         for candidate in (name, short):
-            if (found := self._names.get(_plain_name(candidate))) is not None:
-                return found
+            if (tool := self._names.get(_plain_name(candidate))) is not None:
+                return tool
         return SHELL if short.lower() in _SHELL_NAMES and self.has_shell else name
 
     def is_offered(self, name: str) -> bool:
@@ -326,14 +328,14 @@ class OfferedTools:
 
 
 def _plain_name(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "_", name[:_MAX_NAME].lower())
+    return re.sub(r"[^a-z0-9]", "_", name[:_MAX_NAME_CHARS].lower())
 
 
-def _typed(value: str, shape: Mapping[str, Any]) -> Any:
+def _convert_value(value: str, shape: Mapping[str, Any]) -> Any:
     """Return a value of markup in the type of its argument's schema, or as text."""
     kinds = {
         shape.get("type"),
-        *(mapping_of(way).get("type") for way in list_of(shape.get("anyOf"))),
+        *(mapping_of(alternative).get("type") for alternative in list_of(shape.get("anyOf"))),
     } - {None}
     text = value.strip()
     if not kinds or "string" in kinds or not text:
@@ -403,25 +405,25 @@ class _Scan:
         Text before a closing mark of reasoning without an opening one was reasoning, unless nothing
         follows.
         """
-        kept: ReplyParts | None = None
+        usable_parts: ReplyParts | None = None
         first: MalformedReplyError | None = None
         last: MalformedReplyError | None = None
         position = 0
         while position >= 0:
             self._parts = ReplyParts()
             try:
-                position = self._scan(position)
+                position = self._scan_from(position)
                 last = None
-                kept = self._parts if self._parts.usable else kept
+                usable_parts = self._parts if self._parts.usable else usable_parts
             except MalformedReplyError as error:
                 first, last = first or error, error
                 position = self._next_close() if self._allowance.spend(self._at, error) else -1
-        failed = last or (first if kept is None else None)
+        failed = last or (first if usable_parts is None else None)
         if failed is not None:
             raise failed
-        return kept or self._parts
+        return usable_parts or self._parts
 
-    def _scan(self, position: int) -> int:
+    def _scan_from(self, position: int) -> int:
         """Collect until a closing mark of reasoning without an opening one. Return the position
         after it, or -1 at the end.
         """
@@ -440,7 +442,7 @@ class _Scan:
                 position = self._read_markup(mark)
             elif kind == "pairs":
                 position = self._read_pairs(mark)
-            elif kind in _NAMED:
+            elif kind in _KINDS_WITH_NAME:
                 arguments, position = decode(text, mark.end())
                 self._add_call(mark.group(kind), arguments)
             elif kind == "fence":
@@ -461,10 +463,14 @@ class _Scan:
 
     def _after_thinking(self, mark: re.Match[str]) -> int:
         """Return the position after a block of reasoning. An open block may hold the reply."""
-        opened = mark.group()
-        end = -1 if opened in self._missing else _end_of_thinking(self._text, mark.end(), opened)
+        opening_mark = mark.group()
+        end = (
+            -1
+            if opening_mark in self._missing
+            else _end_of_thinking(self._text, mark.end(), opening_mark)
+        )
         if end < 0:
-            self._missing.add(opened)
+            self._missing.add(opening_mark)
             return mark.end()
         return end
 
@@ -478,16 +484,16 @@ class _Scan:
         if following == "<" and _MARK.match(text, body.end() if body else mark.end()):
             return mark.end()  # another spelling within the tag
         if following != "{" or body is None:
-            wrong = MalformedReplyError("a <tool> holds no JSON object.")
-            if text.find("</tool>", mark.end(), mark.end() + _MENTION) >= 0:
-                raise wrong
-            return self._pass_over(mark.end(), wrong)
+            error = MalformedReplyError("a <tool> holds no JSON object.")
+            if text.find("</tool>", mark.end(), mark.end() + _MAX_MENTION_CHARS) >= 0:
+                raise error
+            return self._pass_over(mark.end(), error)
         # The decoder says where the JSON ends: a file's content may hold a closing tag.
         value, position = decode(text, body.end())
-        if not self._take_object(value):
+        if not self._add_object(value):
             self._add_action(value)
-        closed = _TOOL_END.match(text, position)
-        return closed.end() if closed else position
+        closing_tag = _TOOL_END.match(text, position)
+        return closing_tag.end() if closing_tag else position
 
     def _read_text(self, tag: str, start: int) -> int:
         """Read the content of <python> or <finish>. A tag without end or content is skipped, since
@@ -507,9 +513,9 @@ class _Scan:
         (self._parts.finish if tag == "finish" else self._parts.python).append(content)
         return end + len(close)
 
-    def _pass_over(self, position: int, wrong: MalformedReplyError) -> int:
+    def _pass_over(self, position: int, error: MalformedReplyError) -> int:
         """Continue at a position. The error counts if the reply is otherwise empty."""
-        self._parts.broken = self._parts.broken or wrong
+        self._parts.broken = self._parts.broken or error
         return position
 
     def _read_markup(self, mark: re.Match[str]) -> int:
@@ -531,11 +537,13 @@ class _Scan:
                 )
                 key = parameter.group("key")
                 raw = 'string="true"' in (parameter.group("rest") or "")
-                arguments[key] = value if raw else _typed(value, mapping_of(shapes.get(key)))
+                arguments[key] = (
+                    value if raw else _convert_value(value, mapping_of(shapes.get(key)))
+                )
                 position = end.end() if end else len(text)
         self._add_call(mark.group("xml"), arguments)
-        closed = _CALL_END.match(text, position)
-        return closed.end() if closed else position
+        closing_tag = _CALL_END.match(text, position)
+        return closing_tag.end() if closing_tag else position
 
     def _end_of_value(self, start: int) -> re.Match[str] | None:
         """Return the end of a parameter's value: an unambiguous one, or the first closing tag."""
@@ -556,7 +564,7 @@ class _Scan:
             end = _PAIR_END.search(text, pair.end())
             if end is None:
                 raise MalformedReplyError("<arg_value> is not closed by </arg_value>.")
-            arguments[pair.group("key")] = _typed(
+            arguments[pair.group("key")] = _convert_value(
                 text[pair.end() : end.start()], mapping_of(shapes.get(pair.group("key")))
             )
             position = end.end()
@@ -597,42 +605,42 @@ class _Scan:
             self._parts.broken = self._parts.broken or error
             return start + 1
         self._parts.objects += 1
-        if not self._take_object(value):
+        if not self._add_object(value):
             self._parts.fields += [key for key in value if key not in _THOUGHT_KEYS]
         return end
 
-    def _take_object(self, data: Mapping[str, Any]) -> bool:
+    def _add_object(self, data: Mapping[str, Any]) -> bool:
         """Add the requests of an object. Return whether it has any."""
-        listed = next((key for key in _LISTS if data.get(key) is not None), "")
-        single = next((key for key in _SINGLE if isinstance(data.get(key), dict)), "")
-        given = [name for name in ("python", "finish") if data.get(name) is not None]
-        if not (listed or single or given or self._is_call(data)):
+        list_key = next((key for key in _LIST_KEYS if data.get(key) is not None), "")
+        single_key = next((key for key in _SINGLE_KEYS if isinstance(data.get(key), dict)), "")
+        text_fields = [name for name in ("python", "finish") if data.get(name) is not None]
+        if not (list_key or single_key or text_fields or self._is_call(data)):
             inner = [value for value in data.values() if isinstance(value, dict)]
-            return len(data) == len(inner) == 1 and self._take_object(inner[0])
+            return len(data) == len(inner) == 1 and self._add_object(inner[0])
         parts = self._parts
         parts.thoughts += [
             thought for key in _THOUGHT_KEYS if isinstance(thought := data.get(key), str)
         ]
-        if listed:
-            self._add_list(data, listed, ends=bool(given or single))
-        if single:
-            self._add_action(data[single])
-        if not (listed or single) and self._is_call(data):
+        if list_key:
+            self._add_list(data, list_key, may_be_empty=bool(text_fields or single_key))
+        if single_key:
+            self._add_action(data[single_key])
+        if not (list_key or single_key) and self._is_call(data):
             self._add_action(data)
-        texts = [name for name in given if isinstance(data[name], str) and data[name].strip()]
-        if given and not (texts or single or (listed and data[listed])):
-            raise MalformedReplyError(f"{given[0]!r} is a text that is not empty.")
+        texts = [name for name in text_fields if isinstance(data[name], str) and data[name].strip()]
+        if text_fields and not (texts or single_key or (list_key and data[list_key])):
+            raise MalformedReplyError(f"{text_fields[0]!r} is a text that is not empty.")
         for name in texts:
             (parts.python if name == "python" else parts.finish).append(data[name])
         return True
 
-    def _add_list(self, data: Mapping[str, Any], key: str, *, ends: bool) -> None:
+    def _add_list(self, data: Mapping[str, Any], key: str, *, may_be_empty: bool) -> None:
         items = data[key]
         if isinstance(items, str):
-            items = _decoded(items)
+            items = _decode_or_none(items)
         if isinstance(items, dict):
             items = [items]
-        if not isinstance(items, list) or not (items or ends):
+        if not isinstance(items, list) or not (items or may_be_empty):
             raise MalformedReplyError(f"{key!r} is a list of 1 to {MAX_ACTIONS} tool calls.")
         for item in items:
             self._add_action(item)
@@ -655,7 +663,7 @@ class _Scan:
     def _add_action(self, item: Any) -> None:
         """Add a call. A call of `finish` or `submit` is the end."""
         if isinstance(item, str):
-            item = _decoded(item)
+            item = _decode_or_none(item)
         if not isinstance(item, dict):
             raise MalformedReplyError("an action is an object with 'tool' and 'args'.")
         data: Mapping[str, Any] = item
@@ -672,20 +680,20 @@ class _Scan:
             raise MalformedReplyError("an action does not name its tool.")
         name = self._tools.name_of(data[key])
         if name not in _FINISH_NAMES or self._tools.is_offered(name):
-            self._parts.actions.append(Action(name, _arguments(data, key)))
+            self._parts.actions.append(Action(name, _call_arguments(data, key)))
             return
         answer = next((data[field] for field in _ARGUMENT_KEYS if data.get(field)), "")
         texts = (
             [answer]
-            if answer and isinstance(answer, str) and _decoded(answer) is None
-            else _arguments(data, key).values()
+            if answer and isinstance(answer, str) and _decode_or_none(answer) is None
+            else _call_arguments(data, key).values()
         )
         self._parts.finish.append(
             next((text for text in texts if isinstance(text, str) and text.strip()), "Done.")
         )
 
 
-def _arguments(data: Mapping[str, Any], name_key: str) -> Mapping[str, Any]:
+def _call_arguments(data: Mapping[str, Any], name_key: str) -> Mapping[str, Any]:
     """Return a call's arguments: an object, one as text, or the fields beside the name."""
     tool = str(data[name_key])[:40]
     for key in _ARGUMENT_KEYS:
@@ -693,22 +701,24 @@ def _arguments(data: Mapping[str, Any], name_key: str) -> Mapping[str, Any]:
         if value is None or key == name_key:
             continue
         if isinstance(value, str):
-            value = _decoded(value) if value.strip() else {}
+            value = _decode_or_none(value) if value.strip() else {}
         if isinstance(value, dict):
             return value
         if key in {"args", "arguments"}:
             raise MalformedReplyError(f"the args of {tool} are no object.")
-    beside = {
-        key: value for key, value in data.items() if key not in _ABOUT_A_CALL and key != name_key
+    other_fields = {
+        key: value
+        for key, value in data.items()
+        if key not in _CALL_METADATA_KEYS and key != name_key
     }
     return {
         key: value
-        for key, value in beside.items()
+        for key, value in other_fields.items()
         if value is not None or key not in _ARGUMENT_KEYS
     }
 
 
-def _decoded(text: str) -> Any:
+def _decode_or_none(text: str) -> Any:
     """Return the JSON value of a text, or None."""
     try:
         value, end = decode(text.strip())

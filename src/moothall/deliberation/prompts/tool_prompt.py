@@ -31,7 +31,7 @@ from moothall.domain.task import Deliberation
 from moothall.ranking.assess import concerns
 from moothall.sandbox_runtime.syntax import language_of
 
-Look = Callable[[RepoMapRequest], Awaitable[RepoMap]]
+SurveyCode = Callable[[RepoMapRequest], Awaitable[RepoMap]]
 
 _MAP_CHARS = int(900 * CHARS_PER_TOKEN)
 _LISTING_LINES, _LISTING_CHARS = 30, 900
@@ -79,7 +79,7 @@ expects what the task asks to change: then change it, and name it in the summary
 - Only files in the repository that .gitignore does not name are part of your answer.
 
 Every reply calls at least one tool; several calls in one reply run in order."""
-_OTHERS = " Other engineers work on the same task in sandboxes of their own; the best change wins."
+_RIVALS = " Other engineers work on the same task in sandboxes of their own; the best change wins."
 _REPRODUCE = "Reproduce the problem: write a test that fails now, and run it."
 _VERIFY = "Run your test, and the tests near your change."
 _WITHOUT_SHELL = "Write a test that fails before your change and passes after it."
@@ -96,26 +96,26 @@ class Overview:
     map: str = ""
     listing: str = ""
     failing: tuple[tuple[str, str], ...] = ()
-    others: tuple[str, ...] = ()
+    other_failing: tuple[str, ...] = ()
 
 
 def system_text(*, shell: bool, alone: bool) -> str:
     """Return the system message of seats with native tools. alone: there is only one seat."""
     steps = (_REPRODUCE, _VERIFY) if shell else (_WITHOUT_SHELL, "Read your change once more.")
-    seat, others, also = (
+    seat, rivals, also = (
         ("", "", " and on")
         if alone
-        else (" with one seat of a council", _OTHERS, ", on the other candidates and on")
+        else (" with one seat of a council", _RIVALS, ", on the other candidates and on")
     )
-    return _SYSTEM.format(reproduce=steps[0], verify=steps[1], seat=seat, others=others, also=also)
+    return _SYSTEM.format(reproduce=steps[0], verify=steps[1], seat=seat, others=rivals, also=also)
 
 
 async def survey_repository(
-    prepared: Prepared, description: str, read: Read, look: Look
+    prepared: Prepared, description: str, read: Read, survey_code: SurveyCode
 ) -> Overview:
     """Return the overview of a base.
 
-    read: returns one of its files. look: surveys its code.
+    read: returns one of its files. survey_code: surveys its code.
     """
     profile = prepared.base.profile
     deciding = {name: run for name, run in prepared.runs.items() if name not in profile.advisory}
@@ -123,22 +123,25 @@ async def survey_repository(
         deciding, prepared.files, profile.folders, (*prepared.flaky, *profile.known_failures)
     )
     named = list(dict.fromkeys(named_files(description, prepared.files)))
-    near = [
+    near_cases = [
         item
         for item in failing
         if concerns(item.case, item.detail, item.detail, named, description)
     ]
     words = identifiers(description)
-    survey = await look(
+    survey = await survey_code(
         RepoMapRequest(paths=tuple(named[:20]), words=words[:200], map_chars=_MAP_CHARS)
     )
-    others = [*near[_FAILED_SHOWN:], *(item for item in failing if item not in near)]
+    other_cases = [
+        *near_cases[_FAILED_SHOWN:],
+        *(item for item in failing if item not in near_cases),
+    ]
     return Overview(
         guides=await read_guides(prepared.files, named, read),
         map=_whole_lines(survey.map, _MAP_CHARS),
         listing=list_folders(prepared.files),
-        failing=tuple((item.case, _detail(item)) for item in near[:_FAILED_SHOWN]),
-        others=tuple(item.case for item in others),
+        failing=tuple((item.case, _case_detail(item)) for item in near_cases[:_FAILED_SHOWN]),
+        other_failing=tuple(item.case for item in other_cases),
     )
 
 
@@ -187,11 +190,11 @@ def identifiers(text: str) -> tuple[str, ...]:
     """Return the identifiers of a text in its order. Those that are certainly code come first: in
     backticks, called, dotted or with an underscore.
     """
-    found = [match[0] for match in _IDENTIFIER.finditer(text)]
+    names = [match[0] for match in _IDENTIFIER.finditer(text)]
     code = [match[0] for match in _CODE_NAME.finditer(text)]
     quoted = [name for span in _BACKTICKS.findall(text) for name in _IDENTIFIER.findall(span)]
     certain = {*code, *quoted}
-    return tuple(dict.fromkeys([*(name for name in found if name in certain), *found]))
+    return tuple(dict.fromkeys([*(name for name in names if name in certain), *names]))
 
 
 def shared_text(d: Deliberation, overview: Overview, prepared: Prepared) -> str:
@@ -228,18 +231,18 @@ def environment_text(prepared: Prepared, overview: Overview) -> str:
         folder = profile.folders.get(name, "")
         command = clip(shlex.join(argv), _COMMAND_CHARS)
         lines.append(
-            f"- {name}{f' (in {folder})' if folder else ''}: {command}: {_state(prepared, name)}"
+            f"- {name}{f' (in {folder})' if folder else ''}: {command}: {_check_state(prepared, name)}"
         )
-    if overview.others:
-        more = len(overview.others) - _FAILED_NAMED
+    if overview.other_failing:
+        more = len(overview.other_failing) - _FAILED_NAMED
         named = ", ".join(
-            shorten(name, _NAME_CHARS) for name in overview.others[:_FAILED_NAMED]
+            shorten(name, _NAME_CHARS) for name in overview.other_failing[:_FAILED_NAMED]
         ) + (f" and {more} more" if more > 0 else "")
         lines.append(f"These failed before you came: {named}.")
     return "\n".join(lines)
 
 
-def _state(prepared: Prepared, name: str) -> str:
+def _check_state(prepared: Prepared, name: str) -> str:
     run = prepared.runs.get(name)
     if run is None:
         return "not run yet"
@@ -247,12 +250,12 @@ def _state(prepared: Prepared, name: str) -> str:
     if not run.cases:
         return f"{run.verdict}{'' if run.verdict == 'passed' else ' before you came'}, {seconds}"
     outcomes = Counter(run.cases.values())
-    counted = ", ".join(
+    counts = ", ".join(
         f"{outcomes[kind]} {kind}"
         for kind in ("passed", "failed", "errored", "skipped")
         if outcomes[kind]
     )
-    return f"{len(run.cases)} tests, {counted}, {seconds}"
+    return f"{len(run.cases)} tests, {counts}, {seconds}"
 
 
 def seat_prompt(
@@ -260,13 +263,17 @@ def seat_prompt(
 ) -> tuple[Message, ...]:
     """Return the first messages of a seat. The seat's own part comes last."""
     start = STARTS[number % len(STARTS)] if shell else STARTS[number % 2]
-    own = [ROLES[role], f"You have at most {turns} replies.", _QUESTION if question else start]
-    return (Message("system", system), Message("user", f"{shared}\n\n{' '.join(own)}"))
+    seat_part = [
+        ROLES[role],
+        f"You have at most {turns} replies.",
+        _QUESTION if question else start,
+    ]
+    return (Message("system", system), Message("user", f"{shared}\n\n{' '.join(seat_part)}"))
 
 
-def _detail(item: FailingCase) -> str:
+def _case_detail(item: FailingCase) -> str:
     return clip(item.detail.strip(), _FAILED_CHARS)
 
 
-def _whole_lines(text: str, most: int) -> str:
-    return text if len(text) <= most else text[:most].rpartition("\n")[0]
+def _whole_lines(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else text[:max_chars].rpartition("\n")[0]

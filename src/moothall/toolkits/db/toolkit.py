@@ -209,7 +209,9 @@ class DatabaseTools:
             raise CallFailed(
                 f"db.{server} is not configured: MOOTHALL_DB__{server.upper()}_URL is not set"
             )
-        output: ToolOutput = scrub_all(await self._query(server, url, args), known=self._secrets)
+        output: ToolOutput = scrub_all(
+            await self._query(server, url, args), known_secrets=self._secrets
+        )
         return output
 
     async def _query(self, server: str, url: str, args: Mapping[str, Any]) -> ToolOutput:

@@ -102,7 +102,7 @@ class McpTools:
                     f"{tool.server}` accepts its current tools"
                 )
             output: ToolOutput = scrub_all(
-                await call_tool(client, offer.name, call.arguments), known=self._secrets
+                await call_tool(client, offer.name, call.arguments), known_secrets=self._secrets
             )
         return output
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.config import LimitSettings
-from moothall.deliberation.prompts.briefing import Briefings, alike
+from moothall.deliberation.prompts.briefing import Briefings, find_similar
 from moothall.deliberation.prompts.text import most_tokens
 from moothall.domain.council import BriefingRequest
 from moothall.domain.ids import LOCAL, Principal
@@ -177,7 +177,7 @@ async def test_no_secret_is_published() -> None:
         "context", {**KNOWN, "comments": [{"actor": "bob", "comment": "the password is swordfish"}]}
     )
     briefing = await Briefings(
-        graph.ask, LimitSettings(), clean=partial(scrub, known=("swordfish",))
+        graph.ask, LimitSettings(), clean=partial(scrub, known_secrets=("swordfish",))
     ).brief(REQUESTED, LOCAL)
     assert "bob: the password is [redacted]" in briefing.text
     assert "swordfish" not in briefing.text
@@ -253,9 +253,9 @@ def test_similarity_is_measured_by_rare_shared_words() -> None:
             "add a field",
         )
     ]
-    assert alike("add export of invoices", some)[0] is some[2]
-    assert alike("nothing of that", some) == []
-    assert alike("", some) == some
+    assert find_similar("add export of invoices", some)[0] is some[2]
+    assert find_similar("nothing of that", some) == []
+    assert find_similar("", some) == some
 
 
 @pytest.mark.parametrize(

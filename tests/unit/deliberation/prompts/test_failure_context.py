@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from moothall.deliberation.prompts.excerpts import FailingCase, Known, find_failing_cases
+from moothall.deliberation.prompts.excerpts import FailingCase, FileIndex, find_failing_cases
 from moothall.domain.evidence import CheckRun, Verdict
 
 FILES = (
@@ -42,12 +42,12 @@ FILES = (
 def test_source_frames_are_read_from_runner_output(
     text: str, frames: tuple[tuple[str, int], ...]
 ) -> None:
-    assert Known(FILES).frames(text) == frames
+    assert FileIndex(FILES).frames(text) == frames
 
 
 def test_a_folder_disambiguates_files_of_the_same_name() -> None:
-    assert Known(FILES, "pkg/cart").path("cart.go") == "pkg/cart/cart.go"
-    assert Known(("app/src/x.py", "lib/src/x.py"), "app").path("src/x.py") == "app/src/x.py"
+    assert FileIndex(FILES, "pkg/cart").path("cart.go") == "pkg/cart/cart.go"
+    assert FileIndex(("app/src/x.py", "lib/src/x.py"), "app").path("src/x.py") == "app/src/x.py"
 
 
 def test_failing_cases_keep_their_own_output_and_those_with_output_come_first() -> None:
@@ -82,13 +82,13 @@ def test_one_of_several_cases_with_the_same_failure_comes_first() -> None:
     run = CheckRun("tests", Verdict.FAILED, dict.fromkeys(details, "failed"), details=details)
     cases = find_failing_cases({"tests": run}, FILES, {})
     assert [item.case for item in cases] == ["a", "c", "d", "b"]
-    assert cases[0].way == cases[-1].way != cases[1].way
+    assert cases[0].failure_key == cases[-1].failure_key != cases[1].failure_key
     panics = [
         f"thread '{name}' (44{at}) panicked at src/lib.rs:1:5:\nno {{}}\nnote: run"
         for at, name in enumerate("ab")
     ]
     ways = [
-        FailingCase("tests", str(at), text.format(end), (("src/lib.rs", 1),)).way
+        FailingCase("tests", str(at), text.format(end), (("src/lib.rs", 1),)).failure_key
         for at, text in enumerate(panics)
         for end in "xy"
     ]

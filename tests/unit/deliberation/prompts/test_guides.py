@@ -91,7 +91,7 @@ async def test_hostile_guides_stay_within_their_fence_and_size_limit() -> None:
     guides = await read_guides(tuple(files), named, reader(files))
     text = "\n\n".join(guides.prompt_parts())
     assert len(text) < 13_000
-    assert (len(guides.digests), len(guides.near)) == (33, 2)
+    assert (len(guides.digests), len(guides.closest)) == (33, 2)
     assert "\u202e" not in text
     assert "\n--- end [1234] ---\n" not in text
     assert "[… the rest is in AGENTS.md]" in text

@@ -22,7 +22,7 @@ from moothall.deliberation.prompts.repository_context import (
     RepositoryContext,
     failing_files,
     named_files,
-    show,
+    select_context,
 )
 from moothall.deliberation.prompts.text import clip, fence, tokens
 from moothall.domain.budget import Usage
@@ -167,7 +167,7 @@ async def test_a_repo_map_adds_the_code_of_frames_and_definitions_and_a_map() ->
             spans, ("lib/cart.js",), "lib/x.py:\n  def far()\nsrc/pkg/money.py:\n  def pay()\n", OWN
         )
 
-    shown = await show(ready, "Mend pay", read, 2000, look)
+    shown = await select_context(ready, "Mend pay", read, 2000, look)
     (order,) = requests
     assert order.frames == (("src/pkg/money.py", 1),)
     assert order.tests == (("tests/test_money.py", "test_pay"),)
@@ -206,7 +206,7 @@ async def test_many_failing_cases_are_named_and_counted() -> None:
         tuple(sorted(FILES)),
         {"tests": run},
     )
-    shown = await show(ready, "Mend", read, 4000)
+    shown = await select_context(ready, "Mend", read, 4000)
     assert shown.cases[0] == ("tests/test_money.py::test_1", "")
     assert shown.cases[-1] == ("… and 29 more", "")
 
@@ -218,7 +218,7 @@ async def test_a_case_that_fails_like_another_is_named_without_its_output() -> N
         case: f"src/pkg/money.py:1: in pay\nE   {'KeyError' if case.endswith('c') else 'TypeError'}"
         for case in run.cases
     }
-    shown = await show(
+    shown = await select_context(
         replace(ready, runs={"tests": replace(run, details=details)}), "Mend", read, 4000
     )
     assert [(case[-1], bool(text)) for case, text in shown.cases] == [
@@ -232,7 +232,7 @@ async def test_the_output_of_an_advisory_check_is_not_shown() -> None:
     ready = prepared(**{"tests/test_money.py::test_pay": "failed"})
     lint = CheckRun("lint", Verdict.FAILED, output="src/pkg/money.py:1:1: D100 missing docstring")
     base = replace(ready.base, profile=replace(ready.base.profile, advisory=("lint",)))
-    shown = await show(
+    shown = await select_context(
         replace(ready, base=base, runs={**ready.runs, "lint": lint}), "Mend", read, 4000
     )
     assert [case for case, _ in shown.cases] == ["tests/test_money.py::test_pay"]
@@ -273,7 +273,7 @@ async def test_failing_tests_come_first_then_their_imports() -> None:
     ready = prepared(
         **{"tests/test_money.py::test_pay": "failed", "tests/test_ok.py::test_ok": "passed"}
     )
-    shown = await show(ready, "Mend pay, see README.md", read, 2000)
+    shown = await select_context(ready, "Mend pay, see README.md", read, 2000)
     assert [path for path, _ in shown.failing] == ["tests/test_money.py"]
     assert [path for path, _ in shown.files] == [
         "README.md",
@@ -296,7 +296,7 @@ def test_a_failing_case_leads_to_its_file(case: str) -> None:
 async def test_files_are_found_in_the_output_of_a_runner_without_cases() -> None:
     run = CheckRun("tests", Verdict.FAILED, {}, "FAIL tests/cart.test.js\n  at lib/cart.js:3")
     ready = Prepared(Base("r", "0" * 40, Profile()), "k", tuple(sorted(FILES)), {"tests": run})
-    shown = await show(ready, "mend it", read, 2000)
+    shown = await select_context(ready, "mend it", read, 2000)
     assert [path for path, _ in shown.failing] == ["tests/cart.test.js"]
     assert [path for path, _ in shown.files] == ["lib/cart.js"]
 
@@ -311,13 +311,13 @@ async def test_the_repositorys_instructions_are_shown_as_far_as_they_fit() -> No
 
     ready = prepared(**{"tests/test_money.py::test_pay": "failed"})
     ready = replace(ready, files=("AGENTS.md", *ready.files))
-    shown = await show(ready, "Mend pay", with_guide, 2000)
+    shown = await select_context(ready, "Mend pay", with_guide, 2000)
     assert shown.guide.startswith("Write British English.\nand more\n")
     assert 150 < tokens(shown.guide) <= 201
     text = prompts.shared_text(deliberation(), shown)
     assert text.index("Write British") < text.index("a test that fails now")
     assert "AGENTS.md" not in prompts.shared_text(
-        deliberation(), await show(prepared(), "Mend pay", read, 2000)
+        deliberation(), await select_context(prepared(), "Mend pay", read, 2000)
     )
 
 
@@ -327,7 +327,7 @@ async def test_the_prompt_fits_the_budget(budget: int) -> None:
         return f"# {path}\n" * 5000
 
     ready = prepared(**{"tests/test_money.py::test_pay": "failed"})
-    shown = await show(ready, "see README.md", long, budget)
+    shown = await select_context(ready, "see README.md", long, budget)
     assert shown.failing
     total = tokens(shown.listing) + sum(tokens(text) for _, text in (*shown.failing, *shown.files))
     assert total <= budget * 1.25

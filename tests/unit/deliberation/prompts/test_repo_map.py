@@ -24,7 +24,7 @@ JSON = st.recursive(
 def test_any_output_of_a_sandbox_is_read_as_a_repo_map(output: dict[str, Any]) -> None:
     survey = read_survey(output, {"a.py"}, 10)
     assert len(survey.map) <= 10
-    assert {span.path for span in survey.spans} | set(survey.homes) <= {"a.py"}
+    assert {span.path for span in survey.spans} | set(survey.defining_files) <= {"a.py"}
 
 
 def test_a_repo_map_is_bounded() -> None:
@@ -36,7 +36,7 @@ def test_a_repo_map_is_bounded() -> None:
         len(survey.spans),
         len(survey.spans[0].text),
         len(survey.spans[0].name),
-        len(survey.homes),
+        len(survey.defining_files),
     ) == (60, 8000, 300, 10)
     assert len(survey.map) == 50
 
