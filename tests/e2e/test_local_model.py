@@ -19,10 +19,10 @@ import pytest_asyncio
 
 from moothall.config import LimitSettings, LlmSettings
 from moothall.deliberation.prompts.briefing import Briefings
-from moothall.deliberation.prompts.text import most_tokens
 from moothall.domain.chat import ChatReply, Message
 from moothall.domain.council import BriefingRequest
 from moothall.domain.ids import LOCAL, digest
+from moothall.domain.text import most_tokens
 from moothall.errors import ConfigurationError
 from moothall.llm.client import OpenAIModel, open_model
 from moothall.llm.local import local_model_server

@@ -47,13 +47,13 @@ from moothall.deliberation.local_checks import (
     check_changes,
 )
 from moothall.deliberation.prompts.reply import Turn
-from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, fence
 from moothall.deliberation.prompts.tool_results import check_text, ignored_text, verdict_text
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.evidence import CheckRun
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Operation
+from moothall.domain.text import CHARS_PER_TOKEN, fence
 from moothall.domain.tool import Action, ToolResult, ToolUsage
 from moothall.errors import BudgetExceeded, DeadlineExceeded
 

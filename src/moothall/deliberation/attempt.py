@@ -19,12 +19,11 @@ from moothall.authorization.limits import cut_output, shorten
 from moothall.deliberation.code_blocks import BlockRunner, TurnContext
 from moothall.deliberation.local_checks import CheckedWorkspace, WorkspaceState
 from moothall.deliberation.prompts.reply import Turn
-from moothall.deliberation.prompts.text import fence
 from moothall.deliberation.prompts.tool_results import block_text, numbered_result_text
 from moothall.domain.ids import TaskKey, digest
 from moothall.domain.proposal import Operation
 from moothall.domain.repository import Patch
-from moothall.domain.text import one_line
+from moothall.domain.text import fence, one_line
 from moothall.domain.tool import Action, ToolResult, ToolStatus
 from moothall.errors import PatchRefused, Permanent
 from moothall.sandbox_runtime.syntax import language_of

@@ -19,7 +19,6 @@ from moothall.deliberation.prompts.reply import (
     read_turn,
     turn_schema,
 )
-from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, tokens
 from moothall.deliberation.prompts.text_calls import MalformedReplyError
 from moothall.deliberation.recorded_model import RecordedModel
 from moothall.domain.chat import (
@@ -32,6 +31,7 @@ from moothall.domain.chat import (
 )
 from moothall.domain.ids import TaskKey, seed_of
 from moothall.domain.task import DocumentKind
+from moothall.domain.text import CHARS_PER_TOKEN, clip, tokens
 from moothall.errors import ContextOverflow, DeadlineExceeded
 from moothall.tools.catalogue import ToolSpec
 

@@ -15,9 +15,9 @@ from moothall import telemetry
 from moothall.authorization.checks import CallContext
 from moothall.deliberation.prompts.reply import Turn, whole_text
 from moothall.deliberation.prompts.repository_context import RepositoryContext
-from moothall.deliberation.prompts.text import fence, tokens
 from moothall.deliberation.prompts.text_calls import MalformedReplyError
 from moothall.domain.chat import ChatReply, Message
+from moothall.domain.text import fence, tokens
 from moothall.domain.tool import Action, CodeBlock, ToolResult, ToolStatus
 from moothall.errors import NotFound
 

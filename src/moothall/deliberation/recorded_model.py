@@ -21,7 +21,6 @@ from moothall.deliberation.event_writer import (
     StreamedReply,
     model_call,
 )
-from moothall.deliberation.prompts.text import fence, tokens
 from moothall.domain.budget import Ledger, Usage
 from moothall.domain.chat import (
     ChatReply,
@@ -35,7 +34,7 @@ from moothall.domain.chat import (
 from moothall.domain.codec import dump, load, mapping_of
 from moothall.domain.event import Data, Event, EventType
 from moothall.domain.ids import digest
-from moothall.domain.text import scrub
+from moothall.domain.text import fence, scrub, tokens
 from moothall.errors import BudgetExceeded, InvalidRequest
 from moothall.ports import ChatModel
 

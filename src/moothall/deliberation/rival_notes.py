@@ -9,10 +9,10 @@ from moothall.deliberation.context import DeliberationContext, SeatState
 from moothall.deliberation.judging.hidden import visible_candidate, without_hidden
 from moothall.deliberation.prompts.evidence_prompt import notes_prompt, rivals_text
 from moothall.deliberation.prompts.reply import whole_text
-from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, readable_diff
 from moothall.deliberation.prompts.text_calls import MalformedReplyError
 from moothall.domain.evidence import TEST_WRITER, TIE_BREAKER
 from moothall.domain.proposal import Candidate, SeatStatus
+from moothall.domain.text import CHARS_PER_TOKEN, clip, readable_diff
 from moothall.ranking.criteria import format_cases, format_counts
 from moothall.ranking.diffs import file_diffs
 

@@ -17,11 +17,11 @@ from moothall.deliberation.prompts import prompts, tool_prompt
 from moothall.deliberation.prompts.excerpts import RepoMap, RepoMapRequest
 from moothall.deliberation.prompts.guides import Guides, read_guides
 from moothall.deliberation.prompts.repository_context import Read, SurveyCode, select_context
-from moothall.deliberation.prompts.text import tokens
 from moothall.deliberation.recorded_model import NamedModel
 from moothall.domain.chat import FunctionCall, FunctionTool, ReplyMode
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation
+from moothall.domain.text import tokens
 from moothall.domain.tool import PYTHON_WINDOW, Action, Grant
 from moothall.tools.catalogue import ToolSpec, intersection
 

@@ -15,7 +15,7 @@ from yarl import URL
 from moothall import telemetry
 from moothall.config import LlmSettings
 from moothall.config.models import SOURCE, find_model
-from moothall.deliberation.prompts.text import most_tokens
+from moothall.domain.text import most_tokens
 from moothall.errors import ModelReplyInvalid
 from moothall.llm.pool import ConnectionPool, open_pool
 from moothall.llm.requests import JSON, encode

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from moothall.deliberation.conversation import Exchange, fit_to_window
-from moothall.deliberation.prompts.text import fence
 from moothall.domain.budget import Usage
 from moothall.domain.chat import Prompt, Prompts, step_of
 from moothall.domain.codec import dump, load
@@ -26,6 +25,7 @@ from moothall.domain.event import (
 from moothall.domain.ids import Principal, TaskKey, check_task_id, find_seat, key_of, own_id
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import Beginning, Deliberation, DeliberationRequest, Fork, RepositoryRef
+from moothall.domain.text import fence
 from moothall.domain.tool import ToolStatus
 from moothall.errors import InvalidRequest, NotFound
 from moothall.orchestrator.request_planning import Defaults

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from moothall.config import LimitSettings, Models
 from moothall.config.models import AUTO
-from moothall.deliberation.prompts.text import tokens
 from moothall.domain.budget import Budget, check_budget
 from moothall.domain.codec import dump
 from moothall.domain.council import DEFAULT_PROTOCOL, PROTOCOLS, Council, Protocol, ProtocolName
@@ -45,6 +44,7 @@ from moothall.domain.task import (
     RepositoryRef,
     argv_of,
 )
+from moothall.domain.text import tokens
 from moothall.errors import InvalidRequest, NotFound
 from moothall.orchestrator import council_registry
 from moothall.ports import Bucket, Log

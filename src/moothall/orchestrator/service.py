@@ -16,7 +16,6 @@ from cachetools import LRUCache
 from moothall import telemetry
 from moothall.authorization.budgets import Quotas
 from moothall.config.models import DEFAULT
-from moothall.deliberation.prompts.text import tokens
 from moothall.domain.chat import Writing
 from moothall.domain.codec import dump, load
 from moothall.domain.council import PROTOCOLS, BriefingRequest
@@ -51,6 +50,7 @@ from moothall.domain.task import (
     RepositoryRef,
     check_deliberation,
 )
+from moothall.domain.text import tokens
 from moothall.errors import (
     AlreadyExists,
     GraphUnavailable,

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from moothall.deliberation.prompts.text import fence
 from moothall.domain.codec import list_of, text_of
 from moothall.domain.ids import Principal, TaskId, new_task_id
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import Constraints, DeliberationRequest
+from moothall.domain.text import fence
 from moothall.errors import InvalidRequest, MoothallError, NotFound
 from moothall.ports import Deliberations
 from moothall.stories.coach import (

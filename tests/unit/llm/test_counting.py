@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moothall.config import LlmSettings
-from moothall.deliberation.prompts.text import most_tokens
+from moothall.domain.text import most_tokens
 from moothall.llm.windows import counting
 from moothall.testing.model import scripted_model
 

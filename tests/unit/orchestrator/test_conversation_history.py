@@ -9,12 +9,12 @@ import pytest
 
 from moothall.config import LimitSettings, LlmSettings, Models
 from moothall.deliberation.prompts.prompts import shared_text
-from moothall.deliberation.prompts.text import tokens
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
 from moothall.domain.ids import LOCAL, Principal, TaskId, TaskKey, key_of
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import DeliberationRequest, RepositoryRef
+from moothall.domain.text import tokens
 from moothall.errors import InvalidRequest, NotFound
 from moothall.orchestrator.fork import EndedTask, conversation_text
 from moothall.orchestrator.request_planning import Defaults

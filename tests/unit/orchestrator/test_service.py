@@ -13,7 +13,6 @@ from moothall.collector.collector import Collector
 from moothall.config import LimitSettings, LlmSettings, Models
 from moothall.config.limits import Quota, QuotaSettings
 from moothall.deliberation.prompts.briefing import Briefings
-from moothall.deliberation.prompts.text import tokens
 from moothall.domain.budget import Budget
 from moothall.domain.codec import dump
 from moothall.domain.event import Channel, EventType, new_event
@@ -21,6 +20,7 @@ from moothall.domain.evidence import HIDDEN
 from moothall.domain.ids import LOCAL, Principal, TaskId, TaskKey
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef, check_deliberation
+from moothall.domain.text import tokens
 from moothall.errors import (
     AlreadyExists,
     GraphUnavailable,

@@ -18,10 +18,10 @@ from typing import NamedTuple
 from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
 from moothall.deliberation.judging.hidden import is_crate_module, is_run_alone
-from moothall.deliberation.prompts.text import clip
 from moothall.domain.evidence import FAILED_OUTCOMES, OWN_TESTS, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import CrossRun, Proposal
+from moothall.domain.text import clip
 from moothall.ranking.criteria import format_cases
 from moothall.ranking.diffs import FileDiff, file_diffs, restore_base_tests
 from moothall.ranking.test_cases import containers, find_identifiers, find_missing_names

@@ -16,10 +16,10 @@ from moothall.deliberation.judging.evaluator import Evaluator
 from moothall.deliberation.judging.reviews import extract_test_changes, review_tokens
 from moothall.deliberation.prompts import prompts
 from moothall.deliberation.prompts.reply import claim_schema, read_claim
-from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, readable_diff
 from moothall.deliberation.prompts.text_calls import MalformedReplyError
 from moothall.domain.evidence import ALREADY_DONE, Evidence, Verdict
 from moothall.domain.proposal import Candidate, Proposal
+from moothall.domain.text import CHARS_PER_TOKEN, clip, readable_diff
 from moothall.ranking import changed_files, passes_acceptance_checks
 
 _CLAIM = re.compile(r"\W*already[\s_-]+done\b", re.IGNORECASE)

@@ -35,7 +35,6 @@ from moothall.deliberation.prompts.evidence_prompt import (
     summary_prompt,
     summary_schema,
 )
-from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, readable_diff
 from moothall.deliberation.prompts.text_calls import MalformedReplyError
 from moothall.deliberation.seat_setup import BASH, WRITE, UnusableCallError, read_arguments
 from moothall.domain.chat import FunctionCall
@@ -44,6 +43,7 @@ from moothall.domain.event import EventType
 from moothall.domain.evidence import COMPARISON, TIE_BREAKER
 from moothall.domain.proposal import Candidate, Proposal, Review
 from moothall.domain.repository import Patch
+from moothall.domain.text import CHARS_PER_TOKEN, clip, readable_diff
 from moothall.domain.tool import ToolCall
 from moothall.errors import BusUnavailable, MoothallError
 from moothall.ports import Workspace

@@ -26,7 +26,6 @@ from moothall.deliberation.judging.hidden import (
     without_hidden,
 )
 from moothall.deliberation.prompts.repository_context import looks_like_test
-from moothall.deliberation.prompts.text import clip
 from moothall.domain.codec import dump
 from moothall.domain.evidence import (
     CANARY,
@@ -41,7 +40,7 @@ from moothall.domain.evidence import (
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Assessment, Candidate, Proposal
 from moothall.domain.repository import Prepared
-from moothall.domain.text import scrub
+from moothall.domain.text import clip, scrub
 from moothall.errors import NotFound
 from moothall.ranking import assess, changed_files, passes_acceptance_checks, rank
 from moothall.ranking.assess import is_silent

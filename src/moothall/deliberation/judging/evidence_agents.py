@@ -18,7 +18,6 @@ from moothall.deliberation.local_checks import CheckedWorkspace
 from moothall.deliberation.prompts import evidence_prompt
 from moothall.deliberation.prompts.prompts import ROLES
 from moothall.deliberation.prompts.reply import ReadReview, read_review
-from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, readable_diff
 from moothall.deliberation.prompts.text_calls import MalformedReplyError
 from moothall.deliberation.seat_setup import (
     BASH,
@@ -35,6 +34,7 @@ from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.evidence import JudgedCase, Report
 from moothall.domain.repository import Patch
+from moothall.domain.text import CHARS_PER_TOKEN, clip, readable_diff
 from moothall.errors import DeadlineExceeded, ModelReplyInvalid, SandboxUnavailable, WorkspaceFailed
 from moothall.ports import Workspace
 from moothall.telemetry import get_logger

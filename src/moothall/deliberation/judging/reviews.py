@@ -31,7 +31,6 @@ from moothall.deliberation.prompts.reply import (
     read_review,
     review_schema,
 )
-from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, readable_diff
 from moothall.deliberation.prompts.text_calls import MalformedReplyError
 from moothall.domain.chat import Message
 from moothall.domain.codec import dump
@@ -39,6 +38,7 @@ from moothall.domain.event import EventType
 from moothall.domain.evidence import CONTRADICTION, HIDDEN_CASE, SUPERSEDED, Evidence, Verdict
 from moothall.domain.ids import digest, seed_of
 from moothall.domain.proposal import Candidate, Proposal, Review
+from moothall.domain.text import CHARS_PER_TOKEN, clip, readable_diff
 from moothall.errors import BusUnavailable, ModelReplyInvalid, MoothallError
 from moothall.ranking import passes_acceptance_checks
 from moothall.ranking.criteria import sanitize_line

@@ -37,7 +37,6 @@ from moothall.deliberation.judging.reviews import review_tokens
 from moothall.deliberation.prompts import evidence_prompt
 from moothall.deliberation.prompts.excerpts import examples_text, find_examples, missing_examples
 from moothall.deliberation.prompts.reply import read_numbered
-from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, readable_diff
 from moothall.deliberation.prompts.text_calls import MalformedReplyError
 from moothall.deliberation.seat_setup import SeatSetup
 from moothall.domain.chat import FunctionCall, Message
@@ -45,6 +44,7 @@ from moothall.domain.council import PROTOCOLS
 from moothall.domain.evidence import FAILED_OUTCOMES, TEST_WRITER
 from moothall.domain.proposal import Candidate, Proposal
 from moothall.domain.repository import Patch
+from moothall.domain.text import CHARS_PER_TOKEN, clip, readable_diff
 from moothall.errors import BusUnavailable, MoothallError
 from moothall.ports import Workspace
 from moothall.ranking import passes_acceptance_checks

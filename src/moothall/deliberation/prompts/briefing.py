@@ -22,11 +22,10 @@ from typing import Any
 from moothall.authorization.rules import Rules
 from moothall.config import LimitSettings
 from moothall.deliberation.prompts.prompts import ROLES
-from moothall.deliberation.prompts.text import clip, fence, most_tokens
 from moothall.domain.codec import list_of, mapping_of
 from moothall.domain.council import Briefing, BriefingRequest
 from moothall.domain.ids import Principal, check_id, digest, read_role
-from moothall.domain.text import scrub
+from moothall.domain.text import clip, fence, most_tokens, scrub
 from moothall.errors import InvalidRequest
 from moothall.ports import CountTokens
 from moothall.stories.notes import Scope, scopes

@@ -17,9 +17,9 @@ from moothall.deliberation.prompts.reply import (
     numbered_schema,
     whole_text,
 )
-from moothall.deliberation.prompts.text import fence
 from moothall.deliberation.prompts.text_calls import MalformedReplyError
 from moothall.domain.chat import ChatReply, FunctionTool, Message, ReplySchema
+from moothall.domain.text import fence
 
 # Prompts and replies of comparisons: a structured summary of each answer, an order of a few, and
 # notes for a second wave.

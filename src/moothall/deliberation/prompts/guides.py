@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from moothall.deliberation.prompts.text import fence
-from moothall.domain.text import parse_foreign_yaml
+from moothall.domain.text import fence, parse_foreign_yaml
 from moothall.errors import NotFound
 
 Read = Callable[[str], Awaitable[str]]

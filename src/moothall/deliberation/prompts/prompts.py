@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from moothall.deliberation.prompts.excerpts import CodePassage
 from moothall.deliberation.prompts.repository_context import GUIDE, RepositoryContext
-from moothall.deliberation.prompts.text import fence
 from moothall.domain.chat import Message, ReplyMode
 from moothall.domain.task import Constraints, Deliberation
+from moothall.domain.text import fence
 from moothall.domain.tool import Action
 from moothall.tools.catalogue import ToolSpec, describe
 

@@ -20,8 +20,8 @@ from moothall.deliberation.prompts.excerpts import (
     RepoMapRequest,
     find_failing_cases,
 )
-from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, tokens
 from moothall.domain.repository import Prepared
+from moothall.domain.text import CHARS_PER_TOKEN, clip, tokens
 from moothall.errors import NotFound
 
 Read = Callable[[str], Awaitable[str]]

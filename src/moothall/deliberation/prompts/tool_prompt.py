@@ -24,10 +24,10 @@ from moothall.deliberation.prompts.excerpts import (
 from moothall.deliberation.prompts.guides import Guides, Read, read_guides
 from moothall.deliberation.prompts.prompts import ROLES, task_parts
 from moothall.deliberation.prompts.repository_context import looks_like_test, named_files
-from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, fence
 from moothall.domain.chat import Message
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation
+from moothall.domain.text import CHARS_PER_TOKEN, clip, fence
 from moothall.ranking.assess import concerns
 from moothall.sandbox_runtime.syntax import language_of
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moothall.deliberation.local_checks import WorkspaceState, failing_cases
-from moothall.deliberation.prompts.text import clip, fence
 from moothall.domain.evidence import FAILED_OUTCOMES, CheckRun
 from moothall.domain.repository import Prepared
+from moothall.domain.text import clip, fence
 from moothall.domain.tool import BlockRun, ToolResult, ToolStatus
 
 _MAX_FINDINGS = 20  # findings of a linter that are shown

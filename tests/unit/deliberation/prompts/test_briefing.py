@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from moothall.config import LimitSettings
 from moothall.deliberation.prompts.briefing import Briefings, find_similar
-from moothall.deliberation.prompts.text import most_tokens
 from moothall.domain.council import BriefingRequest
 from moothall.domain.ids import LOCAL, Principal
-from moothall.domain.text import scrub
+from moothall.domain.text import most_tokens, scrub
 from moothall.errors import InvalidRequest
 from moothall.stories.notes import scopes
 from support.graph import MemoryGraph

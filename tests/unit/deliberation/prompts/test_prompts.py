@@ -24,13 +24,13 @@ from moothall.deliberation.prompts.repository_context import (
     named_files,
     select_context,
 )
-from moothall.deliberation.prompts.text import clip, fence, tokens
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply, Message
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.ids import ROLES
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.task import Constraints, Deliberation
+from moothall.domain.text import clip, fence, tokens
 from moothall.errors import NotFound
 from moothall.tools.catalogue import list_tools
 
