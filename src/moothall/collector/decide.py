@@ -288,7 +288,7 @@ def _evaluated_seats(state: DeliberationState, candidates: Sequence[Candidate]) 
 
 
 def _sorted_reports(state: DeliberationState) -> tuple[Report, ...]:
-    """Return the reports of agents beside the seats, sorted by agent and message."""
+    """Return the reports of agents other than the seats, sorted by agent and message."""
     return tuple(
         sorted(_sorted_values(state.reports), key=lambda report: (report.agent, report.message))
     )

@@ -218,7 +218,7 @@ class AgentLoop:
     async def _run_turn(self, attempt: AttemptState, turn_reply: TurnReply, ending: Ending) -> None:
         """Ask the model, and process its reply."""
         try:
-            turn, text = await self.conversation.ask(
+            turn, text = await self.conversation.request_turn(
                 turn_reply.step,
                 attempt.deadline,
                 ending=ending,

@@ -377,7 +377,7 @@ class DeliberationContext:
         share = self.deliberation.seats.index(seat) / last_index if last_index else 0.0
         return round(min(self.seat_models.by_seat[seat].llm.temperature * (0.25 + share), 2.0), 3)
 
-    async def ask(
+    async def request_reply(
         self,
         step: str,
         messages: Sequence[Message],
@@ -385,15 +385,15 @@ class DeliberationContext:
         max_tokens: int,
         **options: Any,
     ) -> ChatReply | None:
-        """Ask as `ask_or_raise` does; return None if there is no reply. Raises `BusUnavailable`."""
+        """Return the reply, or None if the model gives none. Raises `BusUnavailable`."""
         try:
-            return await self.ask_or_raise(step, messages, schema, max_tokens, **options)
+            return await self.request_reply_or_raise(step, messages, schema, max_tokens, **options)
         except BusUnavailable:
             raise
         except MoothallError:
             return None
 
-    async def ask_or_raise(
+    async def request_reply_or_raise(
         self,
         step: str,
         messages: Sequence[Message],
@@ -421,7 +421,7 @@ class DeliberationContext:
                 **options,
             },
         )
-        return await self.model.ask(request)
+        return await self.model.request_reply(request)
 
     @property
     def judged(self) -> tuple[Candidate, ...]:

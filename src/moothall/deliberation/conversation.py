@@ -203,7 +203,7 @@ class Conversation:
         small = self.llm.base_url is None or self._window < _UNLIMITED_STRINGS_WINDOW
         return MAX_STRING if small else None
 
-    async def ask(
+    async def request_turn(
         self,
         step: str,
         deadline: datetime,
@@ -288,7 +288,7 @@ class Conversation:
             if steering:
                 messages = (*messages[:-1], _append_to_message(messages[-1], steering))
             try:
-                return await self.model.ask(replace(request, messages=messages))
+                return await self.model.request_reply(replace(request, messages=messages))
             except ContextOverflow as overflow:
                 sent_tokens = _count_tokens(messages, ())
                 if overflow.window:
@@ -371,7 +371,7 @@ class ToolChat:
         self._size = 0
         self._steering_count = 0
 
-    async def ask(self, step: str, deadline: datetime) -> ChatReply:
+    async def request_reply(self, step: str, deadline: datetime) -> ChatReply:
         """Return the reply to the conversation so far; compact it first if it fills the context
         window.
 
@@ -450,7 +450,7 @@ class ToolChat:
     async def _call_model(
         self, step: str, messages: tuple[Message, ...], deadline: datetime
     ) -> ChatReply:
-        return await self.model.ask(
+        return await self.model.request_reply(
             ChatRequest(
                 call_id=self._call_id(step),
                 messages=messages,

@@ -90,7 +90,7 @@ async def work(
         prepared, name, patch=patch_before
     ) as workspace:
         task = _create_task(council, seat_state, deadline, remarks)
-        report = await run(workspace, task, calls.ask)
+        report = await run(workspace, task, calls.request_reply)
         patch = await _collect_patch(council, workspace, report)
     if not patch.diff:
         if calls.failed is not None:
@@ -170,7 +170,7 @@ class _ModelCalls:
         self._number = max(map(_call_number, self._recorded), default=0)
         self.failed: MoothallError | None = None
 
-    async def ask(self, question: ModelQuestion) -> ChatReply:
+    async def request_reply(self, question: ModelQuestion) -> ChatReply:
         """Make a call. Raises the errors of the model and of the budget."""
         council, llm = self._council, self._council.seat_models.by_seat[self._seat].llm
         require_recordable(question)
@@ -185,7 +185,7 @@ class _ModelCalls:
             tools=tuple(question.tools),
         )
         try:
-            return await council.model.ask(request)
+            return await council.model.request_reply(request)
         except MoothallError as error:
             self.failed = self.failed or error
             raise
@@ -250,7 +250,9 @@ async def ask_remote(council: DeliberationContext, seat_state: SeatState, endpoi
         deadline=council.deadlines.work,
     )
     # Without secrets, as recorded: a repeated run must read the same answer.
-    text, diff = _read_answer(council.dependencies.clean((await council.model.ask(request)).text))
+    text, diff = _read_answer(
+        council.dependencies.clean((await council.model.request_reply(request)).text)
+    )
     if council.deliberation.is_answer(diff) and text.strip():
         return Draft(text)
     if council.prepared is None or not diff.strip():

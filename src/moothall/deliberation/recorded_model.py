@@ -282,16 +282,16 @@ class RecordedModel:
         """
         return self._stuck_reasons.setdefault(step, reason)
 
-    async def ask(self, request: ChatRequest) -> ChatReply:
+    async def request_reply(self, request: ChatRequest) -> ChatReply:
         """Return the reply to a request. Concurrent and repeated requests with the same call id
         make one call. Secrets are removed from the request.
 
         Raises the errors of the model, and `BudgetExceeded`.
         """
         async with self._locks.setdefault(request.call_id, asyncio.Lock()):
-            return await self._ask_once(request)
+            return await self._request_reply_once(request)
 
-    async def _ask_once(self, request: ChatRequest) -> ChatReply:
+    async def _request_reply_once(self, request: ChatRequest) -> ChatReply:
         if (reply := self._replies.get(request.call_id)) is not None:
             return reply  # a turn that is repeated in a new workspace
         _, seat, phase, _ = request.call_id.split("/")

@@ -100,7 +100,7 @@ async def distil_notes(
         )
         texts.setdefault(item.proposal.diff, f"{text}\n\n{patch}".strip())
     attempts = list(texts.values()) + _describe_failures(council.seat_states)
-    reply = await council.ask(
+    reply = await council.request_reply(
         f"-/plan/{round_}.notes",
         notes_prompt(setup.judge_system, setup.shared, attempts),
         None,

@@ -111,7 +111,7 @@ async def find_approaches(council: DeliberationContext, count: int) -> None:
         BUILT_IN_APPROACHES[number % len(BUILT_IN_APPROACHES)] for number in range(count)
     )
     council.proposing.approach_source = "built-in"
-    reply = await council.ask(
+    reply = await council.request_reply(
         "-/plan/0.1",
         prompts.approaches_prompt(shared_setup.system, shared_setup.shared, count),
         approaches_schema(count),

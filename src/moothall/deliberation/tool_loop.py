@@ -243,7 +243,7 @@ class ToolLoop:
         step = round_.step(turn)
         round_.submits.refusal = ""
         async with self._hold_turn(round_.name, turn):
-            reply = await self.conversation.ask(step, work_deadline)
+            reply = await self.conversation.request_reply(step, work_deadline)
             turn_calls = _TurnCalls(round_, step)
             checks: dict[str, CheckRun] = {}
             if reply.calls:

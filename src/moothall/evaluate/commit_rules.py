@@ -132,7 +132,7 @@ class Commit:
 
 
 def is_source(path: str) -> bool:
-    """Whether a path is code that is not a test, a document, an example or a copy of other
+    """True if a path is code that is not a test, a document, an example or a copy of other
     projects.
     """
     *folders, name = path.split("/")

@@ -181,7 +181,7 @@ def _svg(width: int, height: int, label: str, body: str) -> str:
 
 
 def _bar_chart(configurations: Sequence[Mapping[str, Any]]) -> str:
-    """One bar for each configuration, its name and figures above it."""
+    """Return one bar for each configuration, its name and figures above it."""
     rows, step, width = [], 52, _WIDTH
     plot = width - 2 * _MARGIN
     for number, item in enumerate(configurations):
@@ -204,7 +204,7 @@ def _bar_chart(configurations: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _scatter_chart(configurations: Sequence[Mapping[str, Any]]) -> str:
-    """Mean tokens of a task against the share that is solved."""
+    """Return a chart of the mean tokens of a task against the share of solved tasks."""
     width, height, left, top = _WIDTH, 280, 52, 12
     plot_width, plot_height = width - left - 16, height - top - 44
     max_tokens = max((item["tokens"]["high"] for item in configurations), default=0) * 1.1 or 1.0
@@ -265,8 +265,8 @@ def _short_number(value: float) -> str:
 
 
 def _precision_chart(configurations: Sequence[Mapping[str, Any]]) -> str:
-    """A dot with its interval for each level of each configuration that has winners of that
-    level.
+    """Return a dot with its interval for each level of each configuration that has winners of
+    that level.
     """
     rows: list[str] = []
     width, y = _WIDTH, 0

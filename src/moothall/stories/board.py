@@ -242,8 +242,8 @@ class Board:
                 self._reads_ended = self._reads_begun
 
     async def _read_new_events(self) -> None:
-        """Read new events. Start anew if the first event of the log is another than before: the log
-        was pruned or replaced.
+        """Read new events. Start from the beginning if the first event of the log has changed: the
+        log was pruned or replaced.
         """
         first = await self._bus.first(Channel.STORIES.all)
         if (first_id := first.event.id if first else "") != self._first_id:

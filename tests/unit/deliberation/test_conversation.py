@@ -22,7 +22,7 @@ class Parrot:
     def steering_for(self, _call_id: str) -> tuple[str, ...]:
         return self.words
 
-    async def ask(self, request: ChatRequest) -> ChatReply:
+    async def request_reply(self, request: ChatRequest) -> ChatReply:
         self.requests.append(request)
         size = sum(len(message.content) for message in request.messages) // 3
         if request.call_id.endswith(".0"):
@@ -45,7 +45,7 @@ def chat_with(model: Any) -> ToolChat:
 
 async def take(chat: ToolChat, first: int, last: int) -> None:
     for turn in range(first, last + 1):
-        reply = await chat.ask(f"propose/0.{turn}", SOON)
+        reply = await chat.request_reply(f"propose/0.{turn}", SOON)
         chat.add_turn(reply, [Message("tool", f"{turn}: {'x' * 1_200}", call_id="c")])
 
 

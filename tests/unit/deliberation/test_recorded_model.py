@@ -31,7 +31,7 @@ async def test_tools_count_for_the_budget_before_the_call() -> None:
         tools=(FunctionTool("bash", "", {"enum": ["x" * 100] * 100}),),
     )
     with pytest.raises(BudgetExceeded):
-        await model.ask(request)
+        await model.request_reply(request)
 
 
 @pytest.mark.parametrize("text", ["x" * 4_000_000, "\x01" * 700_000, "€" * 1_400_000])

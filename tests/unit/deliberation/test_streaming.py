@@ -121,7 +121,7 @@ async def test_an_answer_is_shown_while_it_is_written(tmp_path: Path) -> None:
             publish_partial=publisher.publish_partial,
         )
         deadline = datetime.now(UTC) + timedelta(seconds=20)
-        reply = await model.ask(
+        reply = await model.request_reply(
             ChatRequest(
                 f"{d.task_id}/agent-dev-001/propose/0.0", (Message("user", "go on"),), 100, deadline
             )
@@ -165,7 +165,7 @@ async def test_a_call_requested_twice_concurrently_is_sent_and_charged_once(tmp_
         request = ChatRequest(
             f"{d.task_id}/-/verify/1.tests.x", (Message("user", "read"),), 100, deadline
         )
-        one, two = await asyncio.gather(model.ask(request), model.ask(request))
+        one, two = await asyncio.gather(model.request_reply(request), model.request_reply(request))
     assert (one.text, two.text, calls) == ("answer 1", "answer 1", [request.call_id])
     assert model.usage_of("-").prompt_tokens == ledger.spent.prompt_tokens == 7
 

@@ -108,7 +108,7 @@ async def _read_tests(council: DeliberationContext, author: Proposal) -> str:
     )
     messages = prompts.claim_prompt(setup.judge_system, council.task_text, test_changes)
     step = f"-/verify/{council.deliberation.rounds + 1}.claim.{author.candidate}"
-    reply = await council.ask(
+    reply = await council.request_reply(
         step, messages, claim_schema(), review_tokens(setup.llm), temperature=0.0
     )
     try:

@@ -120,7 +120,7 @@ async def _summarize_answers(
         messages = summary_prompt(
             setup.judge_system, setup.shared, answer_text, clip(evidence, max_chars // 3)
         )
-        reply = await council.ask(
+        reply = await council.request_reply(
             f"-/verify/{round_}.summary{number}",
             messages,
             summary_schema(),
@@ -196,7 +196,7 @@ async def _compare_group(
             setup.judge_system, setup.shared, [members[index].summary for index in order]
         )
         step = f"-/verify/{round_}.group{name}.{turn}"
-        reply = await council.ask(
+        reply = await council.request_reply(
             step, messages, order_schema(len(order)), review_tokens(setup.llm), temperature=0.0
         )
         try:

@@ -497,8 +497,8 @@ class Evaluator:
         """Return the runs with the author's new cases that do not fail; {} if it brings no tests.
         Append the failing ones to `failing`.
 
-        The author's tests take no part in the proving runs, since they could manipulate these. A
-        failing one rejects nothing: a wrong test says little about the change beside it.
+        The author's tests are left out of the proving runs, since they could manipulate these. A
+        failing test rejects nothing: a wrong test says little about the author's change.
         """
         joined_runs = dict(runs)
         test_paths = await self._author_tests.find_paths(proposal)

@@ -114,7 +114,7 @@ async def _find_unnoticed(
     """Return the evidence about the parts of a change that no test notices; None if it changes no
     source file.
 
-    authors: whose tests run beside those of the base.
+    authors: the authors whose tests run in addition to those of the base.
     """
     parts = list(_split_diff(evaluator.unredact(proposal.diff), proposal.own_tests))
     if not parts:

@@ -320,7 +320,7 @@ async def _ask_for_review(
         role=council.deliberation.reviewer,
     )
     seconds_left = seconds_until(council.deadlines.end)
-    reply = await council.ask_or_raise(
+    reply = await council.request_reply_or_raise(
         f"{request.step}.{attempt}",
         (*messages, *corrections),
         review_schema(len(criteria)),
@@ -387,7 +387,7 @@ async def find_contradicting_seats(council: DeliberationContext) -> frozenset[st
             int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5),
         )
         messages = prompts.contradiction_prompt(setup.judge_system, council.task_text, test_changes)
-        reply = await council.ask(
+        reply = await council.request_reply(
             step, messages, contradiction_schema(), review_tokens(setup.llm), temperature=0.0
         )
         try:
@@ -481,7 +481,7 @@ async def _read_superseded(
         readable_diff(extract_test_changes(evaluated.proposal)),
         int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5),
     )
-    reply = await council.ask(
+    reply = await council.request_reply(
         f"-/verify/{council.deliberation.rounds + 1}.superseded.{evaluated.proposal.candidate}",
         prompts.superseded_prompt(setup.judge_system, council.task_text, test_changes, cases),
         numbered_schema("superseded", _MAX_REGRESSIONS),

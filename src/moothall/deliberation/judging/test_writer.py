@@ -310,7 +310,7 @@ def make_case_reader(
             only_requested=only_requested,
         )
         for attempt in range(1, _MAX_READ_ATTEMPTS + 1):
-            reply = await council.ask(
+            reply = await council.request_reply(
                 f"{agent}/verify/{number}.{attempt}",
                 messages,
                 evidence_prompt.validation_schema(),
@@ -348,7 +348,7 @@ async def _find_required_cases(
     """
     setup = council.setup_of(TEST_WRITER)
     cases = cases[: evidence_prompt.READ_CASES]
-    reply = await council.ask(
+    reply = await council.request_reply(
         f"{TEST_WRITER}/verify/{number}.1",
         evidence_prompt.required_prompt(
             setup.judge_system, council.task_text, _test_changes(setup, author), cases

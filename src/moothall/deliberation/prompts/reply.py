@@ -247,8 +247,8 @@ def read_turn(
     """Return the reply as a turn. Raises `MalformedReplyError`, which says what was wrong and what
     would be right.
 
-    specs: the tools that it may call. A finish beside actions waits, since the actions run first
-    and may fail. last: no turn follows, so a finish counts.
+    specs: the tools that it may call. A finish in a reply with actions is only a thought, since the
+    actions run first and may fail. last: no turn follows, so a finish counts.
     """
     _require_whole(reply)
     tools = OfferedTools(tuple(specs))

@@ -694,7 +694,7 @@ class _Scan:
 
 
 def _call_arguments(data: Mapping[str, Any], name_key: str) -> Mapping[str, Any]:
-    """Return a call's arguments: an object, one as text, or the fields beside the name."""
+    """Return a call's arguments: an object, one as text, or the fields other than the name."""
     tool = str(data[name_key])[:40]
     for key in _ARGUMENT_KEYS:
         value = data.get(key)
