@@ -23,7 +23,7 @@ import git
 from moothall.app.bus import open_log
 from moothall.app.repositories import trusted_repositories
 from moothall.authorization.budgets import BUCKET, StoryBudgets
-from moothall.cli.runtime import say
+from moothall.cli.runtime import print_status
 from moothall.config import LimitSettings
 from moothall.domain.budget import Amount, BudgetAccount, Usage
 from moothall.domain.chat import Message, Prompts
@@ -516,7 +516,7 @@ class _Writer:
 
 async def _fill_data_dir(folder: Path, seed: int) -> None:
     settings = load_settings(data_dir=folder)
-    async with open_log(settings, say) as bus:
+    async with open_log(settings, print_status) as bus:
         if await Board(bus).cards(LOCAL):
             raise SystemExit(f"{folder} already has stories: choose an empty folder")
         path = folder / "demo" / "shop"

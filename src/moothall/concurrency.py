@@ -175,7 +175,7 @@ def off_the_clock() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+async def run_in_background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
     """Run `work` until the block ends. A single error is raised as it is, not in a group."""
     try:
         async with asyncio.TaskGroup() as group:
@@ -191,7 +191,7 @@ async def beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[No
 
 
 @asynccontextmanager
-async def beside_if_slow(
+async def run_in_background_if_slow(
     work: Callable[[], Coroutine[Any, Any, None]], seconds: float, name: str
 ) -> AsyncIterator[None]:
     """Start `work` after `seconds`, and cancel it when the block ends. No task is created if the
@@ -245,7 +245,9 @@ def report_if_slow(report_progress: Callable[[str], None], subject: str) -> Iter
 
 
 @asynccontextmanager
-async def start_beside(part: AbstractAsyncContextManager[T]) -> AsyncIterator[asyncio.Future[T]]:
+async def start_in_own_task(
+    part: AbstractAsyncContextManager[T],
+) -> AsyncIterator[asyncio.Future[T]]:
     """Enter `part` in its own task and yield a future of its value, so that several parts can start
     at the same time.
 
@@ -277,9 +279,9 @@ async def start_beside(part: AbstractAsyncContextManager[T]) -> AsyncIterator[as
                 value.exception()  # if nobody awaited it, another part has failed first
 
 
-async def enter_beside(stack: AsyncExitStack, part: AbstractAsyncContextManager[T]) -> T:
+async def enter_in_own_task(stack: AsyncExitStack, part: AbstractAsyncContextManager[T]) -> T:
     """Enter `part` in its own task until `stack` is closed, and return its value."""
-    return await (await stack.enter_async_context(start_beside(part)))
+    return await (await stack.enter_async_context(start_in_own_task(part)))
 
 
 async def merge(

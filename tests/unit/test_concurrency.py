@@ -10,11 +10,11 @@ from moothall.concurrency import (
     SLOW_SECONDS,
     Broadcast,
     Pace,
-    beside_if_slow,
     merge,
     read_body,
     report_if_slow,
-    start_beside,
+    run_in_background_if_slow,
+    start_in_own_task,
 )
 from moothall.errors import BusUnavailable, ConfigurationError
 
@@ -29,7 +29,7 @@ async def test_parts_start_concurrently_and_are_closed() -> None:
         yield name
         closed.append(f"{name} closed")
 
-    async with start_beside(part("one")) as one, start_beside(part("two")) as two:
+    async with start_in_own_task(part("one")) as one, start_in_own_task(part("two")) as two:
         assert (await one, await two) == ("one", "two")
     assert closed == ["two closed", "one closed"]
 
@@ -44,7 +44,7 @@ async def test_a_failed_start_is_raised_to_the_awaiting_body() -> None:
         raise ConfigurationError("no such thing")
 
     with pytest.raises(ExceptionGroup) as caught:
-        async with start_beside(broken()) as part:
+        async with start_in_own_task(broken()) as part:
             await part
     assert caught.group_contains(ConfigurationError, match="no such thing")
 
@@ -61,7 +61,7 @@ async def test_a_starting_part_is_cancelled_when_another_fails() -> None:
             ended.set()
 
     async def body() -> None:
-        async with start_beside(endless()):
+        async with start_in_own_task(endless()):
             await asyncio.sleep(0)  # it has begun
             raise ConfigurationError("another part")
 
@@ -82,7 +82,7 @@ async def test_a_part_that_fails_later_ends_the_body() -> None:
         raise RuntimeError("a bug")
 
     async def body() -> None:
-        async with start_beside(dying()) as part:
+        async with start_in_own_task(dying()) as part:
             await part
             await asyncio.Event().wait()
 
@@ -270,7 +270,7 @@ async def test_work_beside_a_short_block_never_starts() -> None:
     async def never() -> None:
         raise AssertionError
 
-    async with beside_if_slow(never, 60, "never"):
+    async with run_in_background_if_slow(never, 60, "never"):
         await asyncio.sleep(0)
 
 
@@ -284,7 +284,7 @@ async def test_work_beside_a_long_block_ends_with_it() -> None:
         finally:
             ended.set()
 
-    async with beside_if_slow(work, 0, "work"):
+    async with run_in_background_if_slow(work, 0, "work"):
         await started.wait()
     assert ended.is_set()
 
@@ -297,5 +297,5 @@ async def test_an_error_of_work_beside_a_long_block_comes_out() -> None:
         raise BusUnavailable("away")
 
     with pytest.raises(BusUnavailable, match="away"):
-        async with beside_if_slow(work, 0, "work"):
+        async with run_in_background_if_slow(work, 0, "work"):
             await failed.wait()

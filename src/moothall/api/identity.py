@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from moothall import config
 from moothall.api.protobuf import OPEN_SERVICES, abort, grpc_code
 from moothall.authorization.keys import ensure_token
-from moothall.domain.codec import wrong
+from moothall.domain.codec import describe_errors
 from moothall.domain.ids import ID_PATTERN, LOCAL, Principal
 from moothall.errors import ConfigurationError, MoothallError, Temporary, Unauthenticated
 from moothall.telemetry import metrics
@@ -135,7 +135,9 @@ def _principals(path: Path) -> dict[str, Principal]:
             f"the token file {path} cannot be read: {error.strerror}"
         ) from error
     except ValidationError as error:
-        raise ConfigurationError(f"the token file {path} is invalid: {wrong(error)}") from None
+        raise ConfigurationError(
+            f"the token file {path} is invalid: {describe_errors(error)}"
+        ) from None
     except (ValueError, RecursionError):
         raise ConfigurationError(f"the token file {path} is not TOML") from None
     if is_open(file_stat, os.geteuid()):

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from moothall import config, telemetry
 from moothall.api.identity import Caller, check_address
 from moothall.concurrency import read_body
-from moothall.domain.codec import wrong
+from moothall.domain.codec import describe_errors
 from moothall.domain.ids import LOCAL, Principal, digest, is_id
 from moothall.errors import (
     CallFailed,
@@ -199,7 +199,9 @@ class Issuer:
             try:
                 metadata = IssuerMetadata.model_validate(document)
             except ValidationError as error:
-                raise CallFailed(f"its metadata document is invalid: {wrong(error)}") from None
+                raise CallFailed(
+                    f"its metadata document is invalid: {describe_errors(error)}"
+                ) from None
             if metadata.issuer != self._issuer:
                 raise CallFailed(
                     f"its issuer is {metadata.issuer[:MESSAGE_CHARS]!r}, which must be exactly "

@@ -26,7 +26,7 @@ from moothall.api.http.documents import HttpRefusal, body
 from moothall.api.identity import check_address
 from moothall.config import TrackerSettings
 from moothall.config import WebhookSettings as Settings
-from moothall.domain.codec import wrong
+from moothall.domain.codec import describe_errors
 from moothall.domain.event import Channel, EventType, Recorded
 from moothall.domain.ids import LOCAL, Principal, digest
 from moothall.errors import AlreadyExists, InvalidRequest, Temporary
@@ -287,7 +287,9 @@ def _handler(
         try:
             issue = read_issue(content)
         except (ValidationError, ValueError, RecursionError) as error:
-            reason = wrong(error, "body") if isinstance(error, ValidationError) else str(error)
+            reason = (
+                describe_errors(error, "body") if isinstance(error, ValidationError) else str(error)
+            )
             raise InvalidRequest(f"invalid webhook: {reason[:300]}") from None
         if issue is not None and (not settings.label or settings.label in issue.labels):
             tracker = request.url.path.rpartition("/")[2]

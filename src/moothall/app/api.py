@@ -47,7 +47,7 @@ from moothall.collector.collector import Collector
 from moothall.collector.overview import Overview
 from moothall.collector.records import Observer
 from moothall.collector.statistics import Statistics
-from moothall.concurrency import beside, enter_beside, report_if_slow
+from moothall.concurrency import enter_in_own_task, report_if_slow, run_in_background
 from moothall.config import MetricsSettings, Models, Settings, secret_values
 from moothall.config.models import DEFAULT
 from moothall.deliberation.prompts.briefing import Briefings
@@ -178,12 +178,12 @@ async def open_apis(
 ) -> AsyncIterator[ListeningPorts]:
     """Serve until the context ends. Raises `ConfigurationError`."""
     async with AsyncExitStack() as stack:
-        metrics = await enter_beside(stack, _open_metrics(settings, inputs))
+        metrics = await enter_in_own_task(stack, _open_metrics(settings, inputs))
         planner = Planner(inputs.bus, settings.limits, inputs.deliberations.check)
         board = Board(inputs.bus)
         executor = _story_executor(settings, inputs, planner, board)
         await _start_background_work(stack, settings, inputs, executor, report_progress)
-        rules = await enter_beside(stack, open_rules(settings, inputs.bus))
+        rules = await enter_in_own_task(stack, open_rules(settings, inputs.bus))
         tool_sessions, workflows = (
             await _open_tools(stack, settings, inputs, rules, report_progress)
             if "tools" in inputs.roles
@@ -228,15 +228,15 @@ async def _start_background_work(
     """Start the background tasks of the roles collector and planning."""
     bus = inputs.bus
     if "collector" in inputs.roles:
-        log_check = beside(
+        log_check = run_in_background(
             watch_log(settings.data_dir, bus, report_progress),
             "log-check",
         )
-        await enter_beside(stack, log_check)
-        await enter_beside(stack, send_webhooks(settings, bus))
+        await enter_in_own_task(stack, log_check)
+        await enter_in_own_task(stack, send_webhooks(settings, bus))
     if "planning" in inputs.roles:
         await asyncio.to_thread(lifecycle)  # parses the table, which takes some milliseconds
-        await enter_beside(stack, beside(executor.run(), "planner"))
+        await enter_in_own_task(stack, run_in_background(executor.run(), "planner"))
 
 
 def _api_dependencies(
@@ -324,10 +324,10 @@ async def _open_tools(
         # Workspaces and workflows belong to one process. A second one would resume what the first
         # is running.
         with report_if_slow(report_progress, "the process that has the role tools to end"):
-            await enter_beside(stack, exclusive_lease(settings, bus, "tools"))
+            await enter_in_own_task(stack, exclusive_lease(settings, bus, "tools"))
     writer = f"{WRITER}-{inputs.instance}" if inputs.instance else WRITER
-    tool_sessions = await enter_beside(stack, tool_service(settings, bus, rules, writer))
-    workflows = await enter_beside(stack, workflow_service(bus, tool_sessions))
+    tool_sessions = await enter_in_own_task(stack, tool_service(settings, bus, rules, writer))
+    workflows = await enter_in_own_task(stack, workflow_service(bus, tool_sessions))
     tool_sessions.await_calls(of_tasks(inputs.deliberations))
     return tool_sessions, workflows
 
@@ -366,7 +366,7 @@ async def _serve_http(
     users = UserAccounts(settings.data_dir)
     provider = Provider(settings.oidc) if settings.oidc.client_id else None
     async with (
-        beside(prepare_page(dependencies), "page"),
+        run_in_background(prepare_page(dependencies), "page"),
         http_server(
             settings.web,
             dependencies,
@@ -397,7 +397,7 @@ async def send_webhooks(settings: Settings, bus: Bus) -> AsyncIterator[None]:
             await webhooks.deliver_events((await bus.state(EVENTS.name)).last_seq)
 
         work = send() if settings.bus.url is None else lease_of(bus, "webhook").lead(send)
-        async with beside(work, "webhook"):
+        async with run_in_background(work, "webhook"):
             yield
 
 

@@ -438,5 +438,5 @@ def commands_from_options(
     try:
         commands = Commands.model_validate(document)
     except ValidationError as error:
-        raise InvalidRequest(codec.wrong(error)) from error
+        raise InvalidRequest(codec.describe_errors(error)) from error
     return commands.over(read_file(profile)) if profile else commands

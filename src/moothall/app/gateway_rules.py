@@ -35,7 +35,7 @@ from moothall.authorization.rules import (
     read_grants,
 )
 from moothall.authorization.tokens import Tokens
-from moothall.concurrency import beside
+from moothall.concurrency import run_in_background
 from moothall.config import GuardSettings, LimitSettings, Settings
 from moothall.errors import ConfigurationError
 from moothall.ports import Bus, Toolkit
@@ -78,7 +78,7 @@ async def open_rules(
             (revoked.run(), "revocations"),
             (parking.run(), "parked"),
         ):
-            await stack.enter_async_context(beside(work, name))
+            await stack.enter_async_context(run_in_background(work, name))
         toolkits: dict[str, Toolkit] = {}
         close_callbacks: list[Callable[[str], Awaitable[None]]] = []
         for family in families:

@@ -20,7 +20,7 @@ from typing import Any
 
 from moothall.app import preflight
 from moothall.app.bus import Bus, bus_url, lease_of, open_bus
-from moothall.concurrency import beside, report_if_slow
+from moothall.concurrency import report_if_slow, run_in_background
 from moothall.config import GraphSettings, Settings
 from moothall.errors import BusUnavailable, ConfigurationError, GraphUnavailable
 from moothall.events.lease import Lease
@@ -163,14 +163,14 @@ async def open_in_turns(settings: Settings, bus: Bus, *, at_once: bool) -> Async
                 is_writer=lambda: lease.held,
             )
             last_seq = (await bus.state(EVENTS.name)).last_seq
-            async with beside(serve_bus(bus, graph), "graph-answers"):
+            async with run_in_background(serve_bus(bus, graph), "graph-answers"):
                 await projector.run(last_seq)
 
         answers: Answers = graph
         if settings.graph.url is None:
             answers = _WriterOrReader(graph, BusGraphClient(bus, QUERY_SECONDS), lease)
             await stack.enter_async_context(serve_socket(graph, _socket(settings.data_dir)))
-        async with beside(lease.lead(write), "graph"):
+        async with run_in_background(lease.lead(write), "graph"):
             yield answers
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from moothall.authorization.keys import Keys, ensure_token, keys_of
-from moothall.concurrency import beside
+from moothall.concurrency import run_in_background
 from moothall.config import ForgeSettings, OidcSettings, Settings, WebhookSettings, environment
 from moothall.domain.event import REPOSITORY_SERVICE, Channel
 from moothall.domain.ids import digest
@@ -128,7 +128,7 @@ async def serve_repositories(
             await stack.enter_async_context(_serve_bundles(bus, bundle_server, server.answer))
             if serves:
                 await stack.enter_async_context(
-                    beside(
+                    run_in_background(
                         bus.answer(REPOSITORY_SERVICE, server.answer, shared=True), "repositories"
                     )
                 )
@@ -146,7 +146,7 @@ async def fetch_repositories(
         repositories.connect(bus.ask, bundle_server)
         async with (
             _serve_bundles(bus, bundle_server, repositories.answer),
-            beside(bus.answer(HOSTS, repositories.answer), "patches"),
+            run_in_background(bus.answer(HOSTS, repositories.answer), "patches"),
         ):
             yield
 
@@ -164,4 +164,6 @@ async def _bundle_server(settings: Settings) -> AsyncIterator[BundleServer]:
 def _serve_bundles(
     bus: Bus, bundle_server: BundleServer, answerer: Answerer
 ) -> AbstractAsyncContextManager[object]:
-    return beside(bus.answer(Channel.REPOSITORIES.of(bundle_server.holder), answerer), "bundles")
+    return run_in_background(
+        bus.answer(Channel.REPOSITORIES.of(bundle_server.holder), answerer), "bundles"
+    )

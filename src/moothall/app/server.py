@@ -45,7 +45,12 @@ from moothall.app.bus import (
     roles_of,
 )
 from moothall.app.preflight import Address, check_first, check_model, check_sandbox, defaults
-from moothall.concurrency import beside, enter_beside, report_if_slow, start_beside
+from moothall.concurrency import (
+    enter_in_own_task,
+    report_if_slow,
+    run_in_background,
+    start_in_own_task,
+)
 from moothall.config import (
     FleetMode,
     LlmSettings,
@@ -396,7 +401,7 @@ class _ServerBuilder:
             serving=self._serving,
             model_checked=model_checked,
         ):
-            bus_opening = await self._stack.enter_async_context(start_beside(self._open_bus()))
+            bus_opening = await self._stack.enter_async_context(start_in_own_task(self._open_bus()))
             layers = await check_sandbox(self._settings, self._report_progress, self._roles)
             await importing
         return bus_opening, layers
@@ -423,7 +428,7 @@ class _ServerBuilder:
             fall_back=self._report_progress if may_fall_back else None,
             started=processes,
         )
-        return await self._stack.enter_async_context(start_beside(fleet))
+        return await self._stack.enter_async_context(start_in_own_task(fleet))
 
     async def _start_model(self) -> asyncio.Future[str]:
         """Start the local model server if one is needed. The result is the model server's URL."""
@@ -434,7 +439,7 @@ class _ServerBuilder:
             self._report_progress,
             needed=self._has_hosts and self._embeds_model,
         )
-        return await self._stack.enter_async_context(start_beside(model))
+        return await self._stack.enter_async_context(start_in_own_task(model))
 
     @asynccontextmanager
     async def _open_bus(self) -> AsyncIterator[tuple[str, Bus]]:
@@ -452,7 +457,7 @@ class _ServerBuilder:
         from moothall.app.graph import graph_of
 
         graph = graph_of(self._settings, bus, self._report_progress, self._serves)
-        return await self._stack.enter_async_context(start_beside(graph))
+        return await self._stack.enter_async_context(start_in_own_task(graph))
 
     async def _serve_repositories(self, bus: Bus) -> Repositories:
         from moothall.app.repositories import serve_repositories, trusted_repositories
@@ -473,14 +478,14 @@ class _ServerBuilder:
             decides="collector" in self._roles,
             watches=self._serving and bool(self._roles & {"api", "page"}),
         )
-        await enter_beside(self._stack, beside(role.run(), "collector"))
+        await enter_in_own_task(self._stack, run_in_background(role.run(), "collector"))
         return role.observer
 
     async def _start_council_registry(self, bus: Bus) -> CouncilRegistry:
         """Load the registered councils, and follow their changes."""
         council_registry = CouncilRegistry(bus, self._settings.limits, self._settings.choice)
         await council_registry.refresh()
-        await enter_beside(self._stack, beside(council_registry.run(), "councils"))
+        await enter_in_own_task(self._stack, run_in_background(council_registry.run(), "councils"))
         return council_registry
 
     async def _start_hosts(
@@ -496,7 +501,7 @@ class _ServerBuilder:
             if self._has_hosts
             else nullcontext(functools.partial(_count_answering, bus))
         )
-        return await self._stack.enter_async_context(start_beside(hosts))
+        return await self._stack.enter_async_context(start_in_own_task(hosts))
 
     async def _open_briefings(
         self, graph: Answers, model_address: str

@@ -295,7 +295,7 @@ async def cancel(
     """
     from moothall.app.repositories import trusted_repositories
     from moothall.app.server import collector_of
-    from moothall.concurrency import beside
+    from moothall.concurrency import run_in_background
 
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(open_log(settings, report_progress))
@@ -306,7 +306,7 @@ async def cancel(
             return task_id, before.status
         if not served:
             collector = collector_of(settings, bus, trusted_repositories(settings))
-            await stack.enter_async_context(beside(collector.run(), "collector"))
+            await stack.enter_async_context(run_in_background(collector.run(), "collector"))
         status = await tasks.deliberations.cancel(task_id, reason, LOCAL)
         try:
             async with asyncio.timeout(_CANCEL_SECONDS):

@@ -21,7 +21,7 @@ from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.keys import keys_of
 from moothall.authorization.limits import gateway_limits
 from moothall.authorization.rules import Rules
-from moothall.concurrency import beside
+from moothall.concurrency import run_in_background
 from moothall.config import Settings, secret_values
 from moothall.domain.event import Recorded
 from moothall.domain.ids import LOCAL
@@ -65,7 +65,9 @@ async def tool_service(
         )
         if rules.parking is not None:
             rules.parking.on_resolved(sessions.heed_resolution)
-        await stack.enter_async_context(beside(Requests(bus, sessions, audit).run(), "tools"))
+        await stack.enter_async_context(
+            run_in_background(Requests(bus, sessions, audit).run(), "tools")
+        )
         yield sessions
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from moothall.app.repositories import create_service, fetch_repositories
-from moothall.concurrency import beside
+from moothall.concurrency import run_in_background
 from moothall.config import SandboxSettings, Settings, WorkspaceSections
 from moothall.deliberation.context import PARALLEL_CHECKS
 from moothall.domain.ids import digest
@@ -113,7 +113,7 @@ async def open_jobs(
                 return CodeExecutor(setup, folder, settings, neighbour)
             return JobExecutor(setup, folder, settings, pods)
 
-        async with beside(
+        async with run_in_background(
             Reconciler(cluster, transport, orphan_seconds).run(),
             "jobs without a host",
         ):

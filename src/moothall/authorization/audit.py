@@ -42,7 +42,7 @@ from moothall.authorization.audit_chain import (
     verify_all,
 )
 from moothall.authorization.audit_export import AuditPublisher, WrittenRecord
-from moothall.concurrency import beside
+from moothall.concurrency import run_in_background
 from moothall.domain.event import Channel, Event, EventType
 from moothall.domain.ids import Principal, TaskId, TaskKey, check_id, own_id
 from moothall.domain.tool import ToolStatus
@@ -188,10 +188,12 @@ class AuditLog:
 
     async def __aenter__(self) -> Self:
         if self._publisher:
-            await self._background_tasks.enter_async_context(beside(self._publisher.run(), "audit"))
+            await self._background_tasks.enter_async_context(
+                run_in_background(self._publisher.run(), "audit")
+            )
         if self._keep_days is not None:
             await self._background_tasks.enter_async_context(
-                beside(self._prune_daily(self._keep_days), "audit retention")
+                run_in_background(self._prune_daily(self._keep_days), "audit retention")
             )
         return self
 

@@ -36,7 +36,7 @@ from moothall.authorization.audit_chain import (
     read_head,
     read_record,
 )
-from moothall.concurrency import beside, run_in_daemon
+from moothall.concurrency import run_in_background, run_in_daemon
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.errors import MoothallError
 from moothall.processes import lock_file, write_private
@@ -255,7 +255,7 @@ async def ship_in_background(
     that is under way.
     """
     try:
-        async with beside(shipper.run(), "audit export"):
+        async with run_in_background(shipper.run(), "audit export"):
             yield
     finally:
         if not await run_in_daemon(shipper.finish, seconds, "audit: last export"):

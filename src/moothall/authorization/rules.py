@@ -23,7 +23,7 @@ from moothall.authorization.approvals import ApprovalQueue
 from moothall.authorization.checks import CallContext, CheckedCall, Stopped
 from moothall.authorization.limits import SharedRates
 from moothall.authorization.tokens import Tokens
-from moothall.domain.codec import wrong
+from moothall.domain.codec import describe_errors
 from moothall.domain.ids import check_id, read_role
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError, InvalidRequest, PolicyUnavailable
@@ -90,7 +90,9 @@ def read_grants(text: str, specs: Iterable[ToolSpec] = CATALOGUE.values()) -> Gr
     except yaml.YAMLError as error:
         raise ConfigurationError(f"the table of roles is no YAML: {error}") from error
     except ValidationError as error:
-        raise ConfigurationError(f"the table of roles is wrong: {wrong(error)}") from error
+        raise ConfigurationError(
+            f"the table of roles is wrong: {describe_errors(error)}"
+        ) from error
     tools = tuple(specs)
     return Grants(
         {_read_role(name): _read_grant(name, entry, tools) for name, entry in table.roles.items()},

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moothall.cli.options import example, json_option, list_roles, role_option, tenant_option
-from moothall.cli.runtime import plain, print_json, report_errors, say, settings_of, with_settings
+from moothall.cli.runtime import (
+    plain,
+    print_json,
+    print_status,
+    report_errors,
+    settings_of,
+    with_settings,
+)
 from moothall.config import Settings
 from moothall.domain.ids import LOCAL
 
@@ -44,7 +51,7 @@ def add(context: click.Context, *, name: str, roles: tuple[str, ...], tenant: st
     is not a terminal.
     """
     _people(context).add(name, _password(), tenant=tenant, roles=roles)
-    say(f"added {name}")
+    print_status(f"added {name}")
 
 
 @account.command("list", epilog=example("moothall account list --json"))
@@ -67,7 +74,7 @@ def list_accounts(context: click.Context, *, as_json: bool) -> None:
     for item in accounts:
         click.echo(f"{item['name']}  ({item['tenant']})  {', '.join(item['roles']) or 'no role'}")
     if not accounts:
-        say("nobody has an account; moothall account add NAME makes one")
+        print_status("nobody has an account; moothall account add NAME makes one")
 
 
 @account.command(epilog=example("moothall account remove alice"))
@@ -77,7 +84,7 @@ def list_accounts(context: click.Context, *, as_json: bool) -> None:
 def remove(context: click.Context, *, name: str) -> None:
     """Remove the account NAME and sign it out everywhere."""
     _people(context).remove(name)
-    say(f"removed {name}")
+    print_status(f"removed {name}")
 
 
 @account.command(epilog=example("moothall account password alice"))
@@ -87,7 +94,7 @@ def remove(context: click.Context, *, name: str) -> None:
 def password(context: click.Context, *, name: str) -> None:
     """Change the password of account NAME, asked for as by `add`, and sign it out everywhere."""
     _people(context).change_password(name, _password())
-    say(f"changed the password of {name}")
+    print_status(f"changed the password of {name}")
 
 
 def _people(context: click.Context) -> UserAccounts:
@@ -155,7 +162,7 @@ def create(
     secret, created = _tokens(context).create(name, expires, tenant=tenant, roles=roles)
     click.echo(secret)
     expiry = format_time(created.ends)
-    say(f"created the token {created.id} of {name} ({tenant}), valid until {expiry}")
+    print_status(f"created the token {created.id} of {name} ({tenant}), valid until {expiry}")
 
 
 @token.command("list", epilog=example("moothall token list --json"))
@@ -179,7 +186,7 @@ def list_tokens(context: click.Context, *, as_json: bool) -> None:
             f"{', '.join(item['roles']) or 'no role'}  {state} {format_time(moment)}"
         )
     if not documents:
-        say("there are no tokens; moothall token create NAME makes one")
+        print_status("there are no tokens; moothall token create NAME makes one")
 
 
 @token.command(epilog=example("moothall token revoke ci"))
@@ -189,7 +196,7 @@ def list_tokens(context: click.Context, *, as_json: bool) -> None:
 def revoke(context: click.Context, *, name_or_id: str) -> None:
     """Revoke the token with this ID, or all tokens of NAME."""
     for revoked in _tokens(context).revoke(name_or_id):
-        say(f"revoked the token {revoked.id} of {revoked.principal.name}")
+        print_status(f"revoked the token {revoked.id} of {revoked.principal.name}")
 
 
 def _token_document(item: AccessToken, now: float) -> dict[str, Any]:

@@ -54,7 +54,7 @@ from moothall.app.command_repository import (
 )
 from moothall.app.preflight import NamedRepository, check_early
 from moothall.cli.acp_updates import TaskReport, describe_outcome, read_prompt
-from moothall.cli.runtime import say
+from moothall.cli.runtime import print_status
 from moothall.client import AsyncClient, DeliberationStatus, Outcome, TaskOptions, Update
 from moothall.config import Settings
 from moothall.domain.codec import dump, load
@@ -351,7 +351,7 @@ class CouncilAgent:
             if self._client is None:
                 # The server would start without its model server; the user learns of it now.
                 request = DeliberationRequest("?", "dev", about_text=True)
-                await check_early(self._settings, request, NamedRepository(text=True), say)
+                await check_early(self._settings, request, NamedRepository(text=True), print_status)
                 client = AsyncClient.local(config=self._config)
                 self._client = await self._stack.enter_async_context(client)
             return self._client

@@ -12,7 +12,14 @@ from moothall.agents.runner import LoadedSpecs, SpecError, check_order, load
 from moothall.agents.specs import Spec
 from moothall.app.preflight import NamedRepository, check_early, check_request
 from moothall.cli.options import example, json_option, repository_options
-from moothall.cli.runtime import EXIT_NONE, plain, print_json, say, stderr_reporter, with_settings
+from moothall.cli.runtime import (
+    EXIT_NONE,
+    plain,
+    print_json,
+    print_status,
+    stderr_reporter,
+    with_settings,
+)
 from moothall.config import Settings
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
@@ -46,7 +53,7 @@ async def validate(settings: Settings, *, paths: Sequence[Path]) -> int:
         try:
             check_order(tuple(files.specs.values()))
         except InvalidRequest as error:
-            say(plain(error.message))
+            print_status(plain(error.message))
             problems = 1
     click.echo(f"agents: {len(files.specs)} read, wrong places: {problems}")
     return EXIT_NONE if problems else 0
@@ -154,7 +161,7 @@ async def stop(settings: Settings, *, name: str) -> None:
     from moothall.app.tasks import cancel
 
     for task in await _running_tasks(settings, name):
-        task_id, status = await cancel(settings, task, "stopped on the command line", say)
+        task_id, status = await cancel(settings, task, "stopped on the command line", print_status)
         click.echo(f"{task_id}: {status.value.lower()}")
 
 
@@ -166,7 +173,7 @@ async def _set_paused(
     from moothall.stories import council_actions
 
     task_ids = await _running_tasks(settings, name)
-    async with open_tasks(settings, say) as tasks:
+    async with open_tasks(settings, print_status) as tasks:
         for task_id in task_ids:
             changed = await council_actions.pause(
                 tasks.deliberations, task_id, LOCAL, paused=paused
@@ -178,7 +185,7 @@ async def _running_tasks(settings: Settings, name: str) -> Sequence[str]:
     """Return the running tasks of an agent. Raises `NotFound`, which names the running agents."""
     from moothall.app.tasks import open_tasks
 
-    async with open_tasks(settings, say) as tasks:
+    async with open_tasks(settings, print_status) as tasks:
         live = [view for view in await tasks.latest("live", 1000) if view.agent]
     if not (task_ids := [view.task_id for view in live if view.agent == name]):
         running_agents = ", ".join(sorted({view.agent for view in live}))
@@ -215,7 +222,7 @@ def _load_specs(settings: Settings, paths: Sequence[Path]) -> LoadedSpecs:
                 )
             )
     for problem in problems:
-        say(plain(f"wrong {problem}"))
+        print_status(plain(f"wrong {problem}"))
     return replace(files, errors=tuple(problems), notes=tuple(notes))
 
 

@@ -25,9 +25,9 @@ from moothall.cli.options import (
 from moothall.cli.runtime import (
     exit_code,
     plain,
+    print_status,
     report_errors,
     result_of,
-    say,
     settings_of,
     stderr_reporter,
 )
@@ -314,7 +314,7 @@ def _answer_once(options: AskOptions, *, yes: bool) -> NoReturn:
     applied_paths: tuple[str, ...] = ()
     try:
         if diff and answer.files is None:
-            say("not applied: the repository's files are not on this machine")
+            print_status("not applied: the repository's files are not on this machine")
         elif diff and answer.files is not None and _is_wanted(yes=yes, quiet=options.quiet):
             applied_paths = _apply_changes(options.settings, answer.files, answer.changes)
     finally:
@@ -344,12 +344,12 @@ def _is_wanted(*, yes: bool, quiet: bool) -> bool:
     if yes or quiet:
         return yes
     if not sys.stdin.isatty():
-        say("not applied: there is no terminal to ask on; --yes applies without asking")
+        print_status("not applied: there is no terminal to ask on; --yes applies without asking")
         return False
     try:
         return click.confirm("Apply this to your files?", default=False, err=True)
     except click.Abort:  # Ctrl-C or the end of input is a no
-        say("\nnot applied")
+        print_status("\nnot applied")
         return False
 
 
@@ -357,7 +357,7 @@ def _apply_changes(settings: Settings, files: Path, changes: Sequence[Diff]) -> 
     from moothall.app.command_repository import take_over
 
     paths = result_of(take_over(settings, files, *changes))
-    say(f"applied to {', '.join(plain(path, 80) for path in paths)}")
+    print_status(f"applied to {', '.join(plain(path, 80) for path in paths)}")
     return paths
 
 

@@ -31,7 +31,7 @@ from moothall.app.command_repository import (
 from moothall.cli import options as complete
 from moothall.cli.ask import AskOptions, show_answer
 from moothall.cli.council import ProgressPrinter, run_deliberation
-from moothall.cli.runtime import on_interrupt, plain, say, stderr_reporter
+from moothall.cli.runtime import on_interrupt, plain, print_status, stderr_reporter
 from moothall.concurrency import report_if_slow
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.ids import LOCAL, TaskId
@@ -267,10 +267,10 @@ async def run_conversation(options: AskOptions, *, model_checked: bool) -> int:
     async with open_ask_session(
         options,
         stderr_reporter(quiet=False),
-        lambda note: say(plain(note)),
+        lambda note: print_status(plain(note)),
         model_checked=model_checked,
     ) as session:
-        say(
+        print_status(
             f"{f'going on from {session.follows}; ' if session.follows else ''}/help says what "
             "there is"
         )
@@ -300,7 +300,7 @@ class _Conversation:
                 try:
                     await self._handle_line(line or "")
                 except MoothallError as error:
-                    say(f"{plain(error.message, 1000)} [{error.code}]")
+                    print_status(f"{plain(error.message, 1000)} [{error.code}]")
 
     async def _handle_line(self, line: str) -> None:
         if line == "/apply":
@@ -324,14 +324,14 @@ class _Conversation:
                     current_task is not None and current_task.cancelling()
                 ):
                     raise
-                say("stopped; what you ask next goes on from here")
+                print_status("stopped; what you ask next goes on from here")
                 return
             finally:
                 if session.follows and not self._options.server:
                     complete.remember(self._options.settings.data_dir, session.follows)
         show_answer(self._out, self._last)
         if self._last.diff:
-            say("/apply puts this into your files")
+            print_status("/apply puts this into your files")
 
     async def _apply_changes(self) -> None:
         session = self._session
@@ -341,23 +341,23 @@ class _Conversation:
                 if not session.changes
                 else "the repository's files are not on this machine"
             )
-            say(f"not applied: {reason}")
+            print_status(f"not applied: {reason}")
             return
         paths = await take_over(self._options.settings, session.files, *session.changes)
-        say(f"applied to {', '.join(plain(path, 80) for path in paths)}")
+        print_status(f"applied to {', '.join(plain(path, 80) for path in paths)}")
 
     def _diff(self) -> None:
         if self._session.changes:
             click.echo(plain(self._session.changes[-1].diff, _READ_BYTES))
         else:
-            say("nothing was changed yet")
+            print_status("nothing was changed yet")
 
     def _new(self) -> None:
         self._session.begin()
-        say("another conversation")
+        print_status("another conversation")
 
     def _help(self) -> None:
-        say(_HELP)
+        print_status(_HELP)
 
     def _unknown(self) -> None:
-        say("there is no such command; /help says which there are")
+        print_status("there is no such command; /help says which there are")

@@ -16,7 +16,14 @@ import click
 from pydantic import BaseModel
 
 from moothall.cli.options import FiniteRange, example, json_option
-from moothall.cli.runtime import file_of, print_json, report_errors, result_of, say, settings_of
+from moothall.cli.runtime import (
+    file_of,
+    print_json,
+    print_status,
+    report_errors,
+    result_of,
+    settings_of,
+)
 from moothall.config import LlmSettings, LogSettings, default_file
 from moothall.config.file import read_toml
 from moothall.errors import ConfigurationError, InvalidRequest
@@ -174,7 +181,7 @@ def _choose_server(provider: str | None, url: str, key_env: str) -> tuple[str, s
         raise InvalidRequest(
             f"name a server: --url URL, or --provider with one of {', '.join(_PROVIDERS)}"
         )
-    say(f"Providers: {', '.join(_PROVIDERS)}")
+    print_status(f"Providers: {', '.join(_PROVIDERS)}")
     answer = click.prompt("Provider, or URL of an OpenAI-compatible API", err=True)
     if answer in _PROVIDERS:
         return _choose_server(answer, "", key_env)

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from moothall.cli.runtime import exit_code, plain, say
+from moothall.cli.runtime import exit_code, plain, print_status
 from moothall.cli.show import BASE, as_json, describe_event, line_of, show_outcome, thought_of
 from moothall.collector.progress import ENDED, WAITING_ACTIVITIES, Progress, apply_event
 from moothall.domain.codec import load
@@ -316,7 +316,7 @@ async def _cancel(deliberations: DeliberationService | RemoteKernel, task_id: Ta
             async with asyncio.timeout(_CANCEL_SECONDS):
                 await deliberations.wait(task_id, LOCAL)
         except TimeoutError:
-            say(f"moothall: {task_id} did not confirm its cancellation in time")
+            print_status(f"moothall: {task_id} did not confirm its cancellation in time")
 
 
 def print_outcome(outcome: Outcome, out: TextIO, *, json_wanted: bool) -> int:

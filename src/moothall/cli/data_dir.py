@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moothall.cli.options import SEQUENCE, FiniteRange, example, json_option
-from moothall.cli.runtime import EXIT_NONE, plain, print_json, report_errors, say, with_settings
+from moothall.cli.runtime import (
+    EXIT_NONE,
+    plain,
+    print_json,
+    print_status,
+    report_errors,
+    with_settings,
+)
 from moothall.config import Settings
 from moothall.domain.codec import dump
 from moothall.domain.event import Channel, Recorded, Topic, deliberation_topics
@@ -65,7 +72,7 @@ async def tail(
         from moothall.domain.ids import check_task_key
 
         topics = deliberation_topics(check_task_key(task_id))
-    async with open_log(settings, say, alone=not follow) as bus:
+    async with open_log(settings, print_status, alone=not follow) as bus:
         events = bus.follow(topics, after_seq) if follow else bus.replay(topics, after_seq)
         async with aclosing(events):
             async for recorded in events:
@@ -99,7 +106,7 @@ async def check(settings: Settings) -> int:
     from moothall.app.bus import check_log_end, mark_damaged, open_log
     from moothall.cli.runtime import EXIT_NONE
 
-    async with open_log(settings, say) as bus:
+    async with open_log(settings, print_status) as bus:
         report = await check_log_end(settings.data_dir, bus)
         await mark_damaged(bus, report)
     click.echo(str(report))
@@ -120,7 +127,7 @@ async def prune(settings: Settings, *, keep: int) -> None:
     """
     from moothall.app.data_dir import prune as prune_all
 
-    report = await prune_all(settings, keep, say)
+    report = await prune_all(settings, keep, print_status)
     click.echo(f"{report.events} events deleted")
     click.echo(
         f"with them {report.documents} status documents, {report.blobs} large values, "
@@ -146,7 +153,7 @@ async def dead(settings: Settings, *, replay_seq: int | None) -> None:
     from moothall.app.bus import open_log
     from moothall.events.raw_store import letters, replay
 
-    async with open_log(settings, say) as bus:
+    async with open_log(settings, print_status) as bus:
         if replay_seq is not None:
             click.echo(f"sent again as seq {await replay(bus, replay_seq)}")
             return
@@ -231,7 +238,9 @@ async def _read_stream(settings: Settings, key: bytes, hosts: bytes) -> StreamCh
         ):
             return await read_stream_chains(events, key, hosts)
     except MoothallError as error:
-        say(plain(f"only the files are read. The AUDIT stream is unavailable: {error.message}"))
+        print_status(
+            plain(f"only the files are read. The AUDIT stream is unavailable: {error.message}")
+        )
         return StreamChains()
 
 
@@ -295,7 +304,7 @@ async def _send_records(settings: Settings, records: Iterator[Mapping[str, Any]]
         while batch := list(itertools.islice(records, BATCH_RECORDS)):
             count += len(batch)
             accepted += len(batch) if await asyncio.to_thread(sender.send, batch) else 0
-    say(f"{accepted} of {count} records sent to {settings.trace.endpoint}")
+    print_status(f"{accepted} of {count} records sent to {settings.trace.endpoint}")
     return 0 if accepted == count else EXIT_NONE
 
 
@@ -331,7 +340,7 @@ async def alerts(settings: Settings, *, as_json: bool) -> None:
             )
         )
     if not alert_documents:
-        say("no alerts")
+        print_status("no alerts")
 
 
 # `moothall backup` and `moothall restore`.
@@ -349,7 +358,7 @@ async def backup(settings: Settings, *, file: Path) -> None:
     """
     from moothall.app.data_dir import save_backup
 
-    saved = await save_backup(settings, file, say)
+    saved = await save_backup(settings, file, print_status)
     click.echo(
         f"{file}: {saved.events} events up to seq {saved.mark}, {saved.clones} repositories, "
         f"{_megabytes(file):.1f} MB"
@@ -365,7 +374,7 @@ async def restore(settings: Settings, *, file: Path) -> None:
     """
     from moothall.app.data_dir import restore_backup
 
-    restored = await restore_backup(settings, file, say)
+    restored = await restore_backup(settings, file, print_status)
     click.echo(
         f"restored {restored.events} events up to seq {restored.mark} and {restored.clones} "
         f"repositories, as of {restored.created}, to {settings.data_dir}"
@@ -441,9 +450,9 @@ async def clean(
         for item in report.items:
             click.echo(f"{'goes ' if item in report.removed else 'nothing_removed'}  {_row(item)}")
     for item in report.busy:
-        say(f"in use {_row(item)}")
+        print_status(f"in use {_row(item)}")
     if report.refusal and not dry_run:
-        say(f"nothing was removed: {report.refusal}")
+        print_status(f"nothing was removed: {report.refusal}")
         return EXIT_NONE if has_failures else 0
     verb = "would go" if dry_run else "freed"
     remaining = [item for item in report.items if item not in report.removed]

@@ -11,7 +11,7 @@ import click
 
 from moothall.cli.council import ProgressPrinter, print_outcome, run_deliberation
 from moothall.cli.options import SEED, SettingRange, example, json_option
-from moothall.cli.runtime import say, with_settings
+from moothall.cli.runtime import print_status, with_settings
 from moothall.cli.show import first_added
 from moothall.config import Settings
 from moothall.domain.ids import LOCAL, new_task_id
@@ -106,13 +106,13 @@ async def _show_on_page(settings: Settings) -> None:
 
     sample = settings.data_dir / "demo" / new_task_id()
     await make_sample_repository(sample)
-    say(f"sample repository: {sample}")
+    print_status(f"sample repository: {sample}")
     repository = await register_named(settings, str(sample))
 
     async def open_page(link: str) -> None:
         await show_page(link, await _begin_story(settings, repository))
 
-    if (link := await page_link(settings, say)) is None:
+    if (link := await page_link(settings, print_status)) is None:
         await serve_until_stopped(settings, open_page)
     else:
         await open_page(link)
@@ -123,7 +123,7 @@ async def _begin_story(settings: Settings, repository: str) -> str:
     from moothall.app.tasks import open_stories
     from moothall.stories.coach import StoryDraft
 
-    async with open_stories(settings, say) as stories:
+    async with open_stories(settings, print_status) as stories:
         card = await stories.board.create(
             StoryDraft(*STORY), LOCAL, key=new_task_id(), repository=repository
         )

@@ -15,7 +15,7 @@ import click
 
 from moothall.cli.documents import findings_document
 from moothall.cli.options import example, json_option
-from moothall.cli.runtime import EXIT_NONE, plain, print_json, say, with_settings
+from moothall.cli.runtime import EXIT_NONE, plain, print_json, print_status, with_settings
 from moothall.config import LlmSettings, RaySettings, Settings
 from moothall.config.models import DEFAULT, SOURCE, checked_on
 from moothall.domain.chat import ModelDescription, ReplyMode
@@ -46,7 +46,7 @@ async def fleet(settings: Settings, *, as_json: bool) -> int:
             for line in _lines(host):
                 click.echo(plain(line))
         if not host_states:
-            say(
+            print_status(
                 "no host answers"
                 if host_states is not None
                 else "nothing is served here; start `moothall serve`"

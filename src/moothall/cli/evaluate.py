@@ -15,7 +15,7 @@ from rich.text import Text
 
 from moothall.cli import options as complete
 from moothall.cli.options import SEED, SettingRange, example, json_option
-from moothall.cli.runtime import EXIT_NONE, plain, print_json, say, with_settings
+from moothall.cli.runtime import EXIT_NONE, plain, print_json, print_status, with_settings
 from moothall.config import Settings
 from moothall.errors import InvalidRequest
 from moothall.evaluate import DEFAULT_COMMITS, DEFAULT_TASKS
@@ -214,15 +214,15 @@ async def _run_evaluation(
 
 
 def _report_progress(line: str) -> None:
-    say(plain(line))
+    print_status(plain(line))
 
 
 def _print_dropped(commits: int, reasons: Sequence[tuple[str, int]]) -> None:
     """Print why no commit became a task."""
-    say(f"moothall: no commit of {commits} became a task. Why they were dropped:")
+    print_status(f"moothall: no commit of {commits} became a task. Why they were dropped:")
     for reason, count in reasons:
-        say(f"  {count:>5}  {plain(reason, 200)}")
-    say(
+        print_status(f"  {count:>5}  {plain(reason, 200)}")
+    print_status(
         "Look at more with --commits, or at another branch with --ref; `moothall check` shows "
         "whether the tests run at all."
     )
@@ -244,7 +244,7 @@ def _report_tasks(out: TextIO, evaluation_folder: Path, *, as_json: bool) -> Non
             out,
         )
     else:
-        say(f"{len(tasks)} tasks in {evaluation_folder}")
+        print_status(f"{len(tasks)} tasks in {evaluation_folder}")
 
 
 def _report_results(out: TextIO, evaluation_folder: Path, *, as_json: bool) -> None:
@@ -269,4 +269,4 @@ def _report_results(out: TextIO, evaluation_folder: Path, *, as_json: bool) -> N
         for row in rows:
             table.add_row(*(Text(plain(cell, 60)) for cell in row))
         console.print(table)
-    say(f"page: {evaluation_folder / 'report.html'}")
+    print_status(f"page: {evaluation_folder / 'report.html'}")

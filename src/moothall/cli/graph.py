@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moothall.cli.options import example, json_option
-from moothall.cli.runtime import EXIT_NONE, plain, print_json, say, with_settings
+from moothall.cli.runtime import EXIT_NONE, plain, print_json, print_status, with_settings
 from moothall.config import Settings
 from moothall.domain.ids import LOCAL, check_id
 from moothall.errors import InvalidRequest
@@ -201,7 +201,7 @@ async def rebuild(settings: Settings, *, lossy: bool, as_json: bool) -> int:
     from moothall.app.graph import rebuild as rebuild_graph
 
     def report_progress(seq: int, last: int) -> None:
-        say(f"replayed up to seq {seq} of {last}")
+        print_status(f"replayed up to seq {seq} of {last}")
 
     result = await rebuild_graph(settings, report_progress, lossy=lossy)
     same = result.before == result.after
@@ -218,7 +218,7 @@ async def rebuild(settings: Settings, *, lossy: bool, as_json: bool) -> int:
             ("+", result.after, set(result.before)),
         ):
             for line in [entry for entry in lines if entry not in other_lines][:10]:
-                say(f"{mark} {' '.join(line)[:300]}")
+                print_status(f"{mark} {' '.join(line)[:300]}")
     return 0 if same else EXIT_NONE
 
 

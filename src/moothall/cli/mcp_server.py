@@ -34,7 +34,7 @@ from moothall.app.graph import open_answers
 from moothall.app.server import open_app
 from moothall.cli.council import run_deliberation
 from moothall.cli.documents import outcome_document
-from moothall.cli.runtime import say
+from moothall.cli.runtime import print_status
 from moothall.cli.serve import tokens_are
 from moothall.collector.overview import Overview
 from moothall.collector.progress import Progress, apply_event
@@ -228,7 +228,7 @@ async def serve_http(settings: Settings, host: str, port: int) -> None:
         serve_app(app, "MCP", web, BearerTokens(tokens), context, limits=limits) as bound,
     ):
         scheme, host_part = "https" if context else "http", f"[{host}]" if ":" in host else host
-        say(
+        print_status(
             f"serving MCP on {scheme}://{host_part}:{bound}/mcp; callers send "
             f"'Authorization: Bearer TOKEN'; {tokens_are(settings)}"
         )
@@ -239,7 +239,7 @@ def _server(settings: Settings) -> MCPServer[McpBackend]:
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[McpBackend]:
         # Opened inside the transport, which owns stdout: everything else is printed to stderr.
-        async with open_app(settings, say) as app:
+        async with open_app(settings, print_status) as app:
             yield McpBackend(settings, app.deliberations, Overview(app.bus, tuple))
 
     server: MCPServer[McpBackend] = MCPServer(

@@ -10,8 +10,8 @@ import click
 from moothall.cli.options import example, json_option, repository_argument
 from moothall.cli.runtime import (
     print_json,
+    print_status,
     report_errors,
-    say,
     settings_of,
     with_settings,
 )
@@ -140,7 +140,9 @@ async def remove(settings: Settings, *, repository: str) -> None:
     removed = await unregister(settings, repository)
     click.echo(f"{removed.id} is removed; {removed.origin} itself is untouched")
     if removed.clone_left:
-        say(f"its clone stays for now ({removed.clone_left}); `moothall clean` removes it later")
+        print_status(
+            f"its clone stays for now ({removed.clone_left}); `moothall clean` removes it later"
+        )
 
 
 @repo.command("list", epilog=example("moothall repo list"))
@@ -163,4 +165,4 @@ def list_(context: click.Context, *, as_json: bool) -> None:
         tenant = "" if entry.tenant == LOCAL.tenant else f"  of {entry.tenant}"
         click.echo(f"{entry.id}  {entry.origin}  {entry.push}{tenant}{checks}")
     if not entries:
-        say("none yet; moothall repo add PATH_OR_URL")
+        print_status("none yet; moothall repo add PATH_OR_URL")

@@ -158,7 +158,7 @@ def with_settings(
     return command
 
 
-def say(line: str) -> None:
+def print_status(line: str) -> None:
     """Print a line on stderr."""
     click.echo(line, err=True)
 

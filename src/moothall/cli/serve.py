@@ -25,8 +25,8 @@ from moothall.cli.runtime import (
     EXIT_WRONG,
     file_of,
     plain,
+    print_status,
     report_errors,
-    say,
     settings_of,
     with_settings,
 )
@@ -98,19 +98,21 @@ async def serve_until_stopped(
     from moothall.app.bus import roles_of
     from moothall.app.server import open_app
 
-    async with open_app(settings, say, serving=True) as app:
+    async with open_app(settings, print_status, serving=True) as app:
         from moothall.api.http.server import LINK_SECONDS
 
         if app.metrics_port:
-            say(
+            print_status(
                 f"figures for Prometheus: http://{settings.metrics.host}:{app.metrics_port}/metrics"
             )
         if app.http_port:
             paths = ("/health", "/tasks", *(["/v1/tools"] if "tools" in roles_of(settings) else []))
-            say(f"serving HTTP on {settings.web.host}:{app.http_port}: {', '.join(paths)}")
+            print_status(f"serving HTTP on {settings.web.host}:{app.http_port}: {', '.join(paths)}")
         if app.link and handle_link is None:
-            say(f"the page, signed in once within {LINK_SECONDS:g} s: {app.link}")
-        say(f"serving gRPC on {settings.grpc.host}:{app.grpc_port}; {tokens_are(settings)}")
+            print_status(f"the page, signed in once within {LINK_SECONDS:g} s: {app.link}")
+        print_status(
+            f"serving gRPC on {settings.grpc.host}:{app.grpc_port}; {tokens_are(settings)}"
+        )
         if handle_link is not None:
             await handle_link(app.link)
         await asyncio.Event().wait()
@@ -136,7 +138,7 @@ async def open_(settings: Settings, *, story_id: str, no_browser: bool) -> None:
     async def open_page(link: str) -> None:
         await show_page(link, story, browser=not no_browser)
 
-    if (link := await page_link(settings, say)) is None:
+    if (link := await page_link(settings, print_status)) is None:
         await serve_until_stopped(settings, open_page)
     else:
         await open_page(link)
@@ -147,7 +149,7 @@ async def show_page(link: str, story_id: str = "", *, browser: bool = True) -> N
     one.
     """
     if not link:
-        say(
+        print_status(
             "no page: web.enabled is off, its port is taken, or it is not for this machine's user "
             "alone"
         )
@@ -155,7 +157,7 @@ async def show_page(link: str, story_id: str = "", *, browser: bool = True) -> N
     url = f"{link}&story={story_id}" if story_id else link
     click.echo(url)
     if browser and not await asyncio.to_thread(webbrowser.open, url):
-        say("no browser could be started here; open the link in one")
+        print_status("no browser could be started here; open the link in one")
 
 
 # `moothall watch`: answer issues of a forge with pull requests.
@@ -178,7 +180,7 @@ async def watch(settings: Settings, *, once: bool) -> int:
     requests changes or a failed check a further commit. Works in the process that serves this data
     directory, if there is one, otherwise in this one. After a restart, it continues.
     """
-    async with open_watch(settings, lambda line: say(plain(line, 1000))) as forge_watch:
+    async with open_watch(settings, lambda line: print_status(plain(line, 1000))) as forge_watch:
         return 0 if await forge_watch.watch_issues(once=once) else EXIT_WRONG
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from moothall.cli.options import FiniteRange, example, json_option
-from moothall.cli.runtime import plain, print_json, say, with_settings
+from moothall.cli.runtime import plain, print_json, print_status, with_settings
 from moothall.config import Settings
 from moothall.domain.event import Event, EventType
 from moothall.domain.ids import LOCAL, new_task_id
@@ -97,7 +97,7 @@ async def new(
         tokens=int(budget["tokens"]), calls=int(budget["calls"]), cost_usd=budget["cost_usd"]
     )
     repository_id = await register_named(settings, repository) if repository else ""
-    async with open_stories(settings, say) as stories:
+    async with open_stories(settings, print_status) as stories:
         card = await stories.board.create(
             draft,
             LOCAL,
@@ -107,9 +107,9 @@ async def new(
             budget=story_budget,
         )
     click.echo(card.story.id)
-    say(f"in {card.position.state}, {card.position.points} points of the coach")
+    print_status(f"in {card.position.state}, {card.position.points} points of the coach")
     for finding in score(draft).findings:
-        say(f"- {finding.message}")
+        print_status(f"- {finding.message}")
 
 
 add = copy(new)
@@ -128,7 +128,7 @@ async def list_(settings: Settings, *, with_archived: bool, as_json: bool) -> No
     from moothall.stories.lifecycle import lifecycle
     from moothall.stories.story_state import group_by_state
 
-    async with open_stories(settings, say) as stories:
+    async with open_stories(settings, print_status) as stories:
         cards = await stories.board.cards(LOCAL)
     if not with_archived:
         cards = [card for card in cards if card.position.state in lifecycle().columns]
@@ -142,7 +142,7 @@ async def list_(settings: Settings, *, with_archived: bool, as_json: bool) -> No
                 f"{plain(card.story.title, 80)}"
             )
     if not cards:
-        say("no story yet; `moothall story new TITLE` makes one")
+        print_status("no story yet; `moothall story new TITLE` makes one")
 
 
 def _row(card: StoryState) -> dict[str, object]:
@@ -167,7 +167,7 @@ async def show(settings: Settings, *, story_id: str, as_json: bool) -> None:
     from moothall.app.tasks import open_stories
     from moothall.stories.task_history import rounds, task_ids
 
-    async with open_stories(settings, say) as stories:
+    async with open_stories(settings, print_status) as stories:
         card = await stories.board.card(story_id, LOCAL)
         history = await stories.board.history(story_id, LOCAL)
         account = await stories.accounts.of(card.story.id, LOCAL.tenant, card.story.budget)
@@ -278,7 +278,7 @@ async def edit(
     from moothall.stories.coach import StoryDraft, score
 
     repository_id = await register_named(settings, repository) if repository else repository
-    async with open_stories(settings, say) as stories:
+    async with open_stories(settings, print_status) as stories:
         card = await stories.board.card(story_id, LOCAL)
         current = card.story
         card = await stories.board.update(
@@ -294,9 +294,9 @@ async def edit(
             budget=current.budget,
             seen_seq=card.seq,
         )
-    say(f"in {card.position.state}, {card.position.points} points of the coach")
+    print_status(f"in {card.position.state}, {card.position.points} points of the coach")
     for finding in score(card.draft).findings:
-        say(f"- {finding.message}")
+        print_status(f"- {finding.message}")
 
 
 @story.command(epilog=example("moothall story stop story-1a2b3c4d5e6f7a8b"))
@@ -333,10 +333,10 @@ async def retry(settings: Settings, *, story_id: str) -> int:
     """Start the tasks of STORY again that ended without a winner. The others keep their results."""
     from moothall.app.tasks import open_stories
 
-    async with open_stories(settings, say) as stories:
+    async with open_stories(settings, print_status) as stories:
         await stories.plans.retry(story_id, LOCAL)
     if not stories.served:
-        say(_IDLE_NOTE)
+        print_status(_IDLE_NOTE)
     return 0
 
 
@@ -349,9 +349,9 @@ async def merge(settings: Settings, *, story_id: str) -> int:
     """
     from moothall.app.tasks import open_stories
 
-    async with open_stories(settings, say) as stories:
+    async with open_stories(settings, print_status) as stories:
         await stories.board.request_merge(story_id, LOCAL)
-    say(
+    print_status(
         "the merge is requested; `moothall story show` has its result"
         if stories.served
         else _IDLE_NOTE
@@ -384,7 +384,7 @@ async def reject(settings: Settings, *, story_id: str, comment: str) -> int:
 async def _move_by(settings: Settings, story_id: str, event: str, comment: str) -> int:
     from moothall.app.tasks import open_stories
 
-    async with open_stories(settings, say) as stories:
+    async with open_stories(settings, print_status) as stories:
         card = await stories.board.move(story_id, event, LOCAL, comment=comment)
     click.echo(card.position.state)
     return 0
@@ -394,11 +394,11 @@ async def _move_story(settings: Settings, story_id: str, comment: str, *, back: 
     from moothall.app.tasks import open_stories
     from moothall.stories.lifecycle import lifecycle
 
-    async with open_stories(settings, say) as stories:
+    async with open_stories(settings, print_status) as stories:
         card = await stories.board.card(story_id, LOCAL)
         transition = lifecycle().next_transition(card.position.state, back=back)
         if transition is None:
-            say(
+            print_status(
                 f"{story_id} is in {card.position.state}: nobody can "
                 f"{'send it back' if back else 'move it on'} there{_progress_note(card, stories)}"
             )
@@ -406,7 +406,7 @@ async def _move_story(settings: Settings, story_id: str, comment: str, *, back: 
         card = await stories.board.move(story_id, transition.event, LOCAL, comment=comment)
     click.echo(card.position.state)
     if not stories.served and card.position.state in {"design", "build", "test"}:
-        say(_IDLE_NOTE)
+        print_status(_IDLE_NOTE)
     return 0
 
 
@@ -456,7 +456,7 @@ async def comment(
     if (removed or task) and not line:
         raise click.UsageError("--removed and --task say more of --line FILE:N, which is missing")
     place = Spot(path, int(number), removed, task) if line else None
-    async with open_stories(settings, say) as stories:
+    async with open_stories(settings, print_status) as stories:
         if place is None:
             await stories.board.comment(story_id, text, LOCAL, key=new_task_id())
         else:
@@ -495,13 +495,13 @@ async def plan(settings: Settings, *, story_id: str, change: TextIO | None) -> i
     from moothall.stories.planner import plan_of
     from moothall.stories.plans import read_outlines, to_outlines
 
-    async with open_stories(settings, say) as stories:
+    async with open_stories(settings, print_status) as stories:
         if change:
             card = await stories.plans.change(story_id, *read_outlines(change.read()), LOCAL)
         else:
             card = await stories.board.card(story_id, LOCAL)
     if card.plan is None:
-        say(f"no tasks are derived for {story_id} yet: it is in {card.position.state}")
+        print_status(f"no tasks are derived for {story_id} yet: it is in {card.position.state}")
         return 2
     current_plan = plan_of(card.plan)
     tasks = [outline.model_dump() for outline in to_outlines(current_plan.tasks, card.story)]

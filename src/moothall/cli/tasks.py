@@ -14,7 +14,7 @@ import click
 
 from moothall.cli import options
 from moothall.cli.options import example, json_option, task_argument
-from moothall.cli.runtime import EXIT_NONE, plain, print_json, say, with_settings
+from moothall.cli.runtime import EXIT_NONE, plain, print_json, print_status, with_settings
 from moothall.config import Settings
 from moothall.domain.text import is_masked, one_line
 from moothall.errors import InvalidRequest
@@ -59,7 +59,7 @@ async def list_(
     """List the tasks of this machine: those under way, then the latest."""
     from moothall.app.task_list import ListRequest, list_tasks
 
-    found = await list_tasks(settings, ListRequest(state or "", limit, query, skip), say)
+    found = await list_tasks(settings, ListRequest(state or "", limit, query, skip), print_status)
     views, served = found.tasks, found.served
     options.remember(settings.data_dir, *(view.task_id for view in reversed(views)))
     if as_json:
@@ -72,9 +72,11 @@ async def list_(
     for view in views:
         click.echo(_row(view, min(width, 40)))
     if not views:
-        say("no task matches" if query or skip else "no task yet; `moothall deliberate` makes one")
+        print_status(
+            "no task matches" if query or skip else "no task yet; `moothall deliberate` makes one"
+        )
     if not served and (waiting := sum(not view.status.ended for view in views)):
-        say(
+        print_status(
             f"nothing is at work on {waiting} of them now; they go on with the next `moothall "
             "deliberate` or `moothall serve`"
         )
@@ -139,7 +141,7 @@ async def show(
     from moothall.cli.show import as_json as document
     from moothall.cli.show import show_outcome
 
-    async with open_tasks(settings, say) as tasks:
+    async with open_tasks(settings, print_status) as tasks:
         task_id = await tasks.find_or_latest(task)
         outcome = await tasks.outcome(task_id)
         live = next(
@@ -166,7 +168,7 @@ async def show(
                 f"  {seat.seat:<16} {seat.status}"
                 + (f": {plain(seat.error_message)}" if seat.error_message else "")
             )
-        say(f"follow it: moothall log tail --task {task_id} --follow")
+        print_status(f"follow it: moothall log tail --task {task_id} --follow")
 
 
 def _write_report(
@@ -181,7 +183,7 @@ def _write_report(
         path.write_text(page, encoding="utf-8")
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be written: {error.strerror}") from error
-    say(f"wrote {path}")
+    print_status(f"wrote {path}")
 
 
 @click.command(
@@ -199,14 +201,16 @@ async def diff(settings: Settings, *, task: str | None, seat: str) -> int:
     """
     from moothall.app.tasks import open_tasks
 
-    async with open_tasks(settings, say) as tasks:
+    async with open_tasks(settings, print_status) as tasks:
         _, result = await tasks.choose(task, seat)
     text = result.diff
     if not text:
-        say(f"{result.seat} changed nothing: its answer is text; `moothall show` prints it")
+        print_status(
+            f"{result.seat} changed nothing: its answer is text; `moothall show` prints it"
+        )
         return EXIT_NONE
     if is_masked(text):
-        say(
+        print_status(
             "the event log masks text of this diff that looks like a secret, so it is not the "
             "change that was tested; the branch of the winner has the whole change"
         )
@@ -237,7 +241,7 @@ async def apply(settings: Settings, *, task: str | None, seat: str) -> None:
     from moothall.app.tasks import files_for, open_tasks
     from moothall.errors import InvalidRequest
 
-    async with open_tasks(settings, say) as tasks:
+    async with open_tasks(settings, print_status) as tasks:
         task_id, result = await tasks.choose(task, seat)
         repository = await tasks.repository(task_id)
         last_task = next(reversed(await tasks.thread(task_id)), None)
@@ -275,7 +279,7 @@ async def cancel(settings: Settings, *, task: str, reason: str) -> None:
     """Stop TASK. A task that has ended is unchanged."""
     from moothall.app.tasks import cancel as cancel_task
 
-    task_id, status = await cancel_task(settings, task, reason, say)
+    task_id, status = await cancel_task(settings, task, reason, print_status)
     click.echo(f"{task_id}: {status.value}")
 
 
@@ -289,11 +293,11 @@ async def steer(settings: Settings, *, task: str, message: str) -> None:
     from moothall.domain.ids import LOCAL, new_task_id
     from moothall.stories import council_actions
 
-    async with open_tasks(settings, say) as tasks:
+    async with open_tasks(settings, print_status) as tasks:
         task_id = await tasks.find(task)
         await council_actions.steer(tasks.deliberations, task_id, message, LOCAL, key=new_task_id())
         if not tasks.served:
-            say(
+            print_status(
                 "no process works on it now; its seats receive the message when "
                 "`moothall serve` continues the task"
             )
@@ -312,10 +316,10 @@ async def rm(settings: Settings, *, task: str, force: bool) -> None:
     """
     from moothall.app.tasks import remove
 
-    removed = await remove(settings, task, force=force, report_progress=say)
+    removed = await remove(settings, task, force=force, report_progress=print_status)
     click.echo(
         f"{removed.task_id} is removed"
         + (f", with its branch {removed.branch}" if removed.branch else "")
     )
     if removed.remaining_branch:
-        say(f"left: {removed.remaining_branch}")
+        print_status(f"left: {removed.remaining_branch}")

@@ -15,7 +15,7 @@ import click
 from moothall.authorization.approvals import APPROVAL_SECONDS
 from moothall.authorization.limits import TOKEN_SECONDS
 from moothall.cli.options import example, json_option
-from moothall.cli.runtime import EXIT_NONE, plain, print_json, say, with_settings
+from moothall.cli.runtime import EXIT_NONE, plain, print_json, print_status, with_settings
 from moothall.config import Settings
 from moothall.domain.ids import LOCAL
 from moothall.domain.text import one_line
@@ -61,7 +61,7 @@ async def list_parked(settings: Settings, *, tenant: str, as_json: bool) -> None
             f"{plain(item.reason, 200)}"
         )
     if not waiting:
-        say("nothing waits")
+        print_status("nothing waits")
 
 
 @requeue.command(
@@ -188,7 +188,7 @@ async def _show_workflow(
         if not as_json:
             click.echo(plain(line))
 
-    async with aclosing(run_workflow(settings, workflow_request, say)) as events:
+    async with aclosing(run_workflow(settings, workflow_request, print_status)) as events:
         async for recorded in events:
             data = recorded.event.data
             counts = f"[{data.get('done', 0)}/{data['steps']}]"
@@ -312,7 +312,7 @@ async def list_(
     if not matching:
         categories_found = dict.fromkeys(spec.category for spec in specs)
         profiles_found = dict.fromkeys(profile for spec in specs for profile in spec.profiles)
-        say(
+        print_status(
             f"no tool fits; there are the categories {', '.join(categories_found)}; profiles "
             f"{', '.join(profiles_found)}"
         )
@@ -377,7 +377,7 @@ async def _switch(
         await switches.switch(tenant, name, enabled=enabled, actor=LOCAL.name, reason=reason)
     click.echo(f"{name} is {'enabled' if enabled else 'disabled'} for tenant {tenant}")
     if enabled and (missing := unset_tools(settings, tenant).get(name)):
-        say(f"it is offered to nobody yet: {missing}")
+        print_status(f"it is offered to nobody yet: {missing}")
 
 
 @tools.command(epilog=example("moothall tools revoke ws-0123"))
@@ -437,10 +437,12 @@ async def take(settings: Settings, *, server: str, look: bool) -> None:
     for name in earlier_digests:
         click.echo(f"{name:<32} {'':<8} gone")
     for reason in offered.refused:
-        say(f"refused: {reason}")
+        print_status(f"refused: {reason}")
     if not look:
-        say(
+        print_status(
             f"{len(offered.tools)} tools taken: "
             f"{write_accepted_tools(settings, server, offered.tools)}"
         )
-        say("a role has those that the table of roles grants it (docs/tools.md, MCP servers)")
+        print_status(
+            "a role has those that the table of roles grants it (docs/tools.md, MCP servers)"
+        )

@@ -24,7 +24,14 @@ from rich.text import Text
 
 from moothall import __version__
 from moothall.cli.options import example, json_option
-from moothall.cli.runtime import EXIT_NONE, EXIT_UNPROVEN, plain, print_json, say, with_settings
+from moothall.cli.runtime import (
+    EXIT_NONE,
+    EXIT_UNPROVEN,
+    plain,
+    print_json,
+    print_status,
+    with_settings,
+)
 from moothall.cli.verdict import LEVELS, CheckResult, MatrixRow, VerdictDocument
 from moothall.config import Settings
 from moothall.domain.codec import dump
@@ -481,11 +488,11 @@ async def verify(
     try:
         statement = verify_statement(raw, public_key)
     except InvalidStatement as error:
-        say(f"moothall: {file} does not hold: {error}")
+        print_status(f"moothall: {file} does not hold: {error}")
         return EXIT_NONE
     subject = statement["subject"][0]["digest"]["gitCommit"]
     if commit and commit != subject:
-        say(f"moothall: {file} is about {subject}, not about {plain(commit)}")
+        print_status(f"moothall: {file} is about {subject}, not about {plain(commit)}")
         return EXIT_NONE
     verdict = statement["predicate"]
     level, finding = verdict["level"], verdict["finding"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from moothall import telemetry
 from moothall.authorization.budgets import Reservation
-from moothall.concurrency import beside_if_slow
+from moothall.concurrency import run_in_background_if_slow
 from moothall.config import LlmSettings
 from moothall.deliberation.event_writer import (
     CalledModel,
@@ -412,7 +412,7 @@ class RecordedModel:
             return await model.chat(request, owns_work=self._owns_work)
         partial_reply = StreamedReply(seat, self._publish_partial, self._clean)
         publishing = partial_reply.publish_periodically
-        async with beside_if_slow(publishing, partial_reply.interval_seconds, "growing"):
+        async with run_in_background_if_slow(publishing, partial_reply.interval_seconds, "growing"):
             reply = await model.chat(request, partial_reply.add, owns_work=self._owns_work)
         await partial_reply.publish_end()
         return reply

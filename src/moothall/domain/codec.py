@@ -32,7 +32,9 @@ def load(kind: type[T], data: object) -> T:
     try:
         return cast("T", _type_adapter(cast("Hashable", kind)).validate_python(data))
     except ValidationError as error:
-        raise InvalidRequest(f"not a {kind.__name__}: {wrong(error, kind.__name__)}") from error
+        raise InvalidRequest(
+            f"not a {kind.__name__}: {describe_errors(error, kind.__name__)}"
+        ) from error
 
 
 def prepare_loading(*kinds: type) -> None:
@@ -41,7 +43,7 @@ def prepare_loading(*kinds: type) -> None:
         _type_adapter(cast("Hashable", kind))
 
 
-def wrong(error: ValidationError, whole: str = "it") -> str:
+def describe_errors(error: ValidationError, whole: str = "it") -> str:
     """Describe the first few invalid fields, without their values. `whole` names errors without a
     field.
     """

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from moothall.domain.codec import wrong
+from moothall.domain.codec import describe_errors
 from moothall.domain.event import Event, EventType
 from moothall.errors import InvalidRequest
 from moothall.events.event_specs import EVENT_SPECS
@@ -252,4 +252,4 @@ def _check_object(value: Any) -> dict[str, Any]:
     try:
         return _Envelope.model_validate(value).model_dump()
     except ValidationError as error:
-        raise InvalidRequest(f"not a CloudEvent: {wrong(error, 'message')}") from error
+        raise InvalidRequest(f"not a CloudEvent: {describe_errors(error, 'message')}") from error

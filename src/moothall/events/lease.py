@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-from moothall.concurrency import beside
+from moothall.concurrency import run_in_background
 from moothall.errors import AlreadyExists, MoothallError
 from moothall.ports import Bucket
 from moothall.telemetry import get_logger
@@ -97,7 +97,7 @@ class Lease:
         async with self._keep_renewed():
             while True:
                 await self._wait_until_held()
-                async with beside(work(), "leading"):
+                async with run_in_background(work(), "leading"):
                     await self._wait_until_expired()
                 log.warning("lost the lease", name=self._name, holder=self._holder)
 
@@ -120,7 +120,7 @@ class Lease:
     @asynccontextmanager
     async def _keep_renewed(self) -> AsyncIterator[None]:
         try:
-            async with beside(self._renew_forever(), f"lease-{self._name}"):
+            async with run_in_background(self._renew_forever(), f"lease-{self._name}"):
                 yield
         finally:
             try:

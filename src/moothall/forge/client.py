@@ -31,7 +31,7 @@ from pydantic import (
 from moothall.api.identity import check_address
 from moothall.concurrency import read_body
 from moothall.config import ForgeSettings as Settings
-from moothall.domain.codec import wrong
+from moothall.domain.codec import describe_errors
 from moothall.errors import CallFailed, ConfigurationError, NotFound, Refused, Temporary
 
 _MAX_RESPONSE_BYTES, _MESSAGE_CHARS, _PAGE_SIZE, _MAX_PAGES = 8_000_000, 300, 50, 200
@@ -477,7 +477,9 @@ def _parse_document(type_: type[M] | TypeAdapter[Any], document: Any) -> Any:
         )
     except ValidationError as error:
         raise CallFailed(
-            f"what the forge says is not what its API says: {wrong(error)}"[:_MESSAGE_CHARS]
+            f"the answer of the forge does not match its API: {describe_errors(error)}"[
+                :_MESSAGE_CHARS
+            ]
         ) from None
 
 

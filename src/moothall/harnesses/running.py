@@ -20,7 +20,7 @@ from acp.schema import ClientCapabilities, Implementation, InitializeResponse
 from pydantic import ValidationError
 
 from moothall.domain.chat import AnswerModel, HarnessReport, HarnessTask
-from moothall.domain.codec import list_of, mapping_of, text_of, wrong
+from moothall.domain.codec import describe_errors, list_of, mapping_of, text_of
 from moothall.domain.text import encodable
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.harnesses import model_api
@@ -273,7 +273,7 @@ async def run_harness(
             else:
                 report = await _prompt(exchange, task, client)
         except ValidationError as error:
-            problem = f"it does not speak the Agent Client Protocol: {wrong(error)}"
+            problem = f"it does not speak the Agent Client Protocol: {describe_errors(error)}"
         except (RequestError, ConnectionError) as error:
             problem = str(error)[:_MAX_REASON_CHARS]
         finally:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
-from moothall.domain.codec import wrong
+from moothall.domain.codec import describe_errors
 from moothall.domain.ids import check_id, digest
 from moothall.errors import (
     AlreadyExists,
@@ -107,7 +107,7 @@ def make_registered(origin: str, *, tenant: str = "local", **fields: Any) -> Reg
     try:
         return Registered(**{**defaults, **fields, "origin": origin, "tenant": tenant})
     except ValidationError as error:
-        raise InvalidRequest(f"the repository's {wrong(error)}") from error
+        raise InvalidRequest(f"the repository's {describe_errors(error)}") from error
 
 
 class Registry:

@@ -236,7 +236,7 @@ def _parse_record(record: object) -> Registered:
         return Registered.model_validate(record)
     except ValidationError as error:
         raise Temporary(
-            f"the server's record of the repository cannot be read: {codec.wrong(error)}"
+            f"the server's record of the repository cannot be read: {codec.describe_errors(error)}"
         ) from error
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from moothall.config import LimitSettings
-from moothall.domain.codec import wrong
+from moothall.domain.codec import describe_errors
 from moothall.domain.ids import ROLES, TaskId, check_id, derived_task_id, read_role
 from moothall.domain.outcome import Outcome
 from moothall.domain.plan import AtomicTask, DependencyOrder, LineComment, Story, Strategy
@@ -273,7 +273,7 @@ def read_outline(document: object) -> Outline:
     try:
         return Outline.model_validate(document)
     except ValidationError as error:
-        raise InvalidRequest(f"this is not a task: {wrong(error)}") from None
+        raise InvalidRequest(f"this is not a task: {describe_errors(error)}") from None
 
 
 def read_outlines(text: str) -> tuple[str, tuple[Outline, ...]]:
@@ -284,7 +284,7 @@ def read_outlines(text: str) -> tuple[str, tuple[Outline, ...]]:
         document = _Document.model_validate_json(text)
     except ValidationError as error:
         raise InvalidRequest(
-            f"this is not a list of tasks: {wrong(error, 'the document')}"
+            f"this is not a list of tasks: {describe_errors(error, 'the document')}"
         ) from None
     return document.plan_id, document.tasks
 
@@ -466,7 +466,9 @@ def read_tasks(
     try:
         answer = _Answer.model_validate(_parse_document(answer_text))
     except ValidationError as error:
-        raise InvalidRequest(f"the answer is not a list of tasks: {wrong(error)}") from error
+        raise InvalidRequest(
+            f"the answer is not a list of tasks: {describe_errors(error)}"
+        ) from error
     return create_tasks(
         answer.tasks, story, plan_id, tenant=tenant, max_tasks=max_tasks, chars=chars
     )

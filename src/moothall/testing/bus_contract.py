@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from moothall import ports
-from moothall.concurrency import beside
+from moothall.concurrency import run_in_background
 from moothall.domain.event import Channel, Event, EventType, Recorded, new_event
 from moothall.domain.ids import LOCAL_TENANT
 from moothall.domain.status import FLEET
@@ -352,7 +352,7 @@ class BusContract:
                 await bus.ask(topic, {}, 20)
             for _ in range(2):
                 await stack.enter_async_context(
-                    beside(bus.answer(topic, answer, shared=True), "answers")
+                    run_in_background(bus.answer(topic, answer, shared=True), "answers")
                 )
             async with asyncio.timeout(20):
                 while True:
@@ -395,7 +395,9 @@ class BusContract:
         async with opened() as bus, AsyncExitStack() as stack:
             assert [response async for response in bus.ask_all(FLEET, {}, 600)] == []
             for name in ("one", "two"):
-                await stack.enter_async_context(beside(bus.answer(FLEET, named(name)), name))
+                await stack.enter_async_context(
+                    run_in_background(bus.answer(FLEET, named(name)), name)
+                )
             async with asyncio.timeout(20):
                 names: list[Any] = []
                 while len(names) < 2:  # until both listen

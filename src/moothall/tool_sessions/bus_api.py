@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from moothall.authorization.audit import AuditEntry, AuditLog
-from moothall.domain.codec import dump, load, wrong
+from moothall.domain.codec import describe_errors, dump, load
 from moothall.domain.event import Channel, EventType, Recorded
 from moothall.domain.ids import Principal, TaskId, TaskKey, check_key, check_task_id, own_id
 from moothall.domain.outcome import DeliberationStatus
@@ -196,7 +196,7 @@ def _read_request(recorded: Recorded, workspace: str) -> _Request:
     try:
         request = _Request.model_validate(dict(recorded.event.data))
     except ValidationError as error:
-        raise InvalidRequest(f"this is no request for a tool: {wrong(error)}") from error
+        raise InvalidRequest(f"this is no request for a tool: {describe_errors(error)}") from error
     if check_key(request.workspace, "workspace") != workspace:
         raise InvalidRequest(
             f"the request names workspace {request.workspace!r} and came for {workspace!r}"

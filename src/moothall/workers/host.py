@@ -22,7 +22,7 @@ from cachetools import LRUCache
 
 from moothall import telemetry
 from moothall.authorization.budgets import Quotas, Reservation, Reservations, StoryBudgets
-from moothall.concurrency import Capacity, beside
+from moothall.concurrency import Capacity, run_in_background
 from moothall.deliberation.context import Control, Dependencies
 from moothall.deliberation.protocols import HOST_STOPS, deliberate
 from moothall.deliberation.recorded_model import PauseGate, Recording, steering_text
@@ -443,7 +443,7 @@ class Host:
         running.suspended = False
         extended = replace(d, deadline=running.pauses.extend(d.deadline))
         try:
-            async with beside(suspend(), "pause"):
+            async with run_in_background(suspend(), "pause"):
                 await self._run_recorded(extended, recording, reservation, pause_gate)
         except asyncio.CancelledError:
             if not running.suspended or task.uncancel():

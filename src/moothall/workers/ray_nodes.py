@@ -24,7 +24,7 @@ import ray.util
 from ray.autoscaler.sdk import request_resources
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from moothall.concurrency import beside
+from moothall.concurrency import run_in_background
 from moothall.config import WorkspaceSections
 from moothall.domain.text import one_line
 from moothall.errors import SandboxUnavailable, WorkspaceFailed
@@ -184,7 +184,7 @@ async def serving_sandboxes(
             raise SandboxUnavailable(
                 f"no node of the Ray cluster can run sandboxes: {reasons or 'none offers a CPU'}"
             )
-        async with beside(actors.follow(address), "sandbox nodes"):
+        async with run_in_background(actors.follow(address), "sandbox nodes"):
             yield refusals
     finally:
         await asyncio.shield(actors.stop())

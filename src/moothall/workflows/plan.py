@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from moothall.domain.codec import whole_numbers, wrong
+from moothall.domain.codec import describe_errors, whole_numbers
 from moothall.domain.ids import ID_PATTERN, check_id, digest
 from moothall.domain.plan import DependencyOrder
 from moothall.domain.tool import Action
@@ -416,7 +416,9 @@ def _check_arguments(
     try:
         spec.arguments.model_validate(json.loads(canonical(arguments)))
     except ValidationError as error:
-        raise InvalidRequest(f"{location}: {wrong(error)}; right is {spec.signature}") from error
+        raise InvalidRequest(
+            f"{location}: {describe_errors(error)}; right is {spec.signature}"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{location}: its arguments are not JSON") from error
 
@@ -469,5 +471,5 @@ def _validate(model: type[Any], data: object, location: str) -> Any:
         return model.model_validate(data)
     except ValidationError as error:
         raise InvalidRequest(
-            f"{location}: {wrong(error)}; it may hold {', '.join(model.model_fields)}"
+            f"{location}: {describe_errors(error)}; it may hold {', '.join(model.model_fields)}"
         ) from error

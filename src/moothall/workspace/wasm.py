@@ -25,7 +25,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from moothall.config import WorkspaceSections
-from moothall.domain.codec import wrong
+from moothall.domain.codec import describe_errors
 from moothall.errors import ConfigurationError, WorkspaceFailed
 from moothall.processes import start_process
 from moothall.repositories.patch_rules import MAX_FILE_BYTES
@@ -115,7 +115,7 @@ def _read_tool(file: Path) -> WasmTool:
         manifest = _Manifest.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
         model = _arguments(file.stem, manifest)
     except ValidationError as error:
-        raise ConfigurationError(f"{file}: {wrong(error)}") from error
+        raise ConfigurationError(f"{file}: {describe_errors(error)}") from error
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigurationError(f"{file} cannot be read: {error}") from error
     paths = tuple(name for name, argument in manifest.arguments.items() if argument.type == "path")

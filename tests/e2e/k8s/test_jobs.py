@@ -20,7 +20,7 @@ from command import Command, git
 from moothall.app.command_repository import register
 from moothall.app.workspaces import WorkspaceServices, open_workspace_services
 from moothall.cli.demo import make_sample_repository
-from moothall.concurrency import beside
+from moothall.concurrency import run_in_background
 from moothall.config import Settings
 from moothall.domain.evidence import Verdict
 from moothall.domain.repository import Prepared, Profile
@@ -289,7 +289,7 @@ async def test_a_council_in_jobs_finds_the_same_winner_as_locally(
             "--json",
             "Add hello_world() function to src/utils.py",
         )
-        async with beside(watch_jobs(api, seen), "jobs"):
+        async with run_in_background(watch_jobs(api, seen), "jobs"):
             # About ten pods with sequential set-up: minutes on a busy machine.
             result = await command(*arguments, seconds=900)
         assert result.code == 0, result.err

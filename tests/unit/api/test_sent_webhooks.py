@@ -14,7 +14,7 @@ from aiohttp import web
 from pydantic import SecretStr, ValidationError
 
 from moothall.api.webhooks import BUCKET, open_webhooks
-from moothall.concurrency import beside
+from moothall.concurrency import run_in_background
 from moothall.config import WebhookSettings
 from moothall.domain.event import EventType, new_event
 from moothall.errors import ConfigurationError
@@ -81,7 +81,7 @@ async def delivering(bus: MemoryBus, hook: Hook, *, tries: int = 8) -> AsyncIter
     settings = WebhookSettings(url=hook.url, secret=SecretStr(SECRET))
     async with open_webhooks(bus, settings, tries) as webhooks:
         webhooks._sleep = hook.sleep
-        async with beside(
+        async with run_in_background(
             webhooks.deliver_events((await bus.state(EVENTS.name)).last_seq), "webhooks"
         ):
             while await bus.bucket(BUCKET).entries() == {}:

@@ -13,7 +13,7 @@ import pytest
 from moothall import config
 from moothall.app.bus import is_served, lease_of, open_log
 from moothall.app.tasks import Tasks, cancel, choose_result
-from moothall.concurrency import beside
+from moothall.concurrency import run_in_background
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.ids import TaskId, TaskKey
@@ -147,7 +147,7 @@ async def test_a_served_external_bus_is_recognised_by_its_hosts(tmp_path: Path) 
     ):
         shared = AllSettings(bus=config.BusSettings(url=url), data_dir=tmp_path / "data")
         assert not await is_served(shared, bus)
-        async with beside(bus.answer(FLEET, announce), "host"):
+        async with run_in_background(bus.answer(FLEET, announce), "host"):
             async with asyncio.timeout(20):
                 while not await is_served(shared, bus):
                     await asyncio.sleep(0.05)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from moothall.concurrency import beside
+from moothall.concurrency import run_in_background
 from moothall.deliberation.event_writer import EventWriter, StreamedReply
 from moothall.deliberation.recorded_model import RecordedModel, Recording
 from moothall.domain.budget import Ledger, Usage
@@ -71,7 +71,7 @@ async def test_a_partial_reply_is_published_and_withdrawn_at_its_end() -> None:
     growing = StreamedReply(
         "agent-dev-001", publisher.publish_partial, scrub, interval_seconds=0.001
     )
-    async with asyncio.timeout(10), beside(growing.publish_periodically(), "growing"):
+    async with asyncio.timeout(10), run_in_background(growing.publish_periodically(), "growing"):
         growing.add("one two")
         await publisher.came.wait()
     await growing.publish_end()
@@ -84,7 +84,7 @@ async def test_a_partial_reply_is_published_and_withdrawn_at_its_end() -> None:
 async def test_unchanged_text_is_repeated_for_new_observers() -> None:
     publisher = Heard()
     growing = StreamedReply("s", publisher.publish_partial, scrub, interval_seconds=0.001)
-    async with asyncio.timeout(10), beside(growing.publish_periodically(), "growing"):
+    async with asyncio.timeout(10), run_in_background(growing.publish_periodically(), "growing"):
         growing.add("one two")
         for _ in range(3):
             await publisher.came.wait()
@@ -173,7 +173,7 @@ async def test_a_call_requested_twice_concurrently_is_sent_and_charged_once(tmp_
 async def test_a_quick_reply_is_not_published_in_parts() -> None:
     publisher = Heard()
     growing = StreamedReply("s", publisher.publish_partial, scrub, interval_seconds=60)
-    async with beside(growing.publish_periodically(), "growing"):
+    async with run_in_background(growing.publish_periodically(), "growing"):
         growing.add("one two")
     await growing.publish_end()
     assert publisher.partial_replies == []
@@ -182,7 +182,7 @@ async def test_a_quick_reply_is_not_published_in_parts() -> None:
 async def test_the_work_goes_on_if_nobody_can_be_notified() -> None:
     publisher = Heard(down=True)
     growing = StreamedReply("s", publisher.publish_partial, scrub, interval_seconds=0.001)
-    async with asyncio.timeout(10), beside(growing.publish_periodically(), "growing"):
+    async with asyncio.timeout(10), run_in_background(growing.publish_periodically(), "growing"):
         growing.add("one two")
         await publisher.came.wait()
         await asyncio.sleep(0)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from moothall.concurrency import beside
+from moothall.concurrency import run_in_background
 from moothall.config import ForgeSettings
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import Deliberation, RepositoryRef
@@ -125,7 +125,7 @@ class App:
                 for d in self.deliberations.under_way():
                     await self.deliberations.decide(ends(d))
 
-        async with self.watching(**settings) as watch, beside(play(), "council"):
+        async with self.watching(**settings) as watch, run_in_background(play(), "council"):
             return await watch.watch_issues(once=True)
 
 
@@ -520,7 +520,10 @@ async def test_a_wrong_token_is_reported(forge: FakeForge, app: App) -> None:
 
 async def test_a_wake_up_triggers_a_poll(app: App, forge: FakeForge) -> None:
     ada = place_of(forge).person("ada")
-    async with app.watching(poll_seconds=3600) as watch, beside(_forever(watch), "watch"):
+    async with (
+        app.watching(poll_seconds=3600) as watch,
+        run_in_background(_forever(watch), "watch"),
+    ):
         await _until(lambda: any(call.endswith("/issues") for call in forge.calls))
         ada.open_issue("Add a thing", "", label="moothall")
         watch.wake()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from moothall.concurrency import beside
+from moothall.concurrency import run_in_background
 from moothall.config import WorkspaceSettings
 from moothall.domain.event import REPOSITORY_SERVICE, Channel, Topic
 from moothall.domain.repository import Base, Prepared
@@ -113,7 +113,7 @@ async def world(
             (Channel.REPOSITORIES.of(host_bundles.holder), host.answer),
         ):
             await stack.enter_async_context(
-                beside(wire.bus.answer(topic, answerer), literal(topic))
+                run_in_background(wire.bus.answer(topic, answerer), literal(topic))
             )
         entry = await app.register(str(repo.path))
         yield World(repo, app, host, wire, bundles, entry.id)

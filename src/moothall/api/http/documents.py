@@ -24,7 +24,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from moothall import __version__, errors
-from moothall.domain.codec import wrong
+from moothall.domain.codec import describe_errors
 from moothall.domain.ids import ID_PATTERN
 
 JSON = "application/json; charset=utf-8"
@@ -181,7 +181,7 @@ async def read_body(request: Request, kind: type[B]) -> B:
     try:
         return kind.model_validate_json(await body(request))
     except ValidationError as error:
-        raise errors.InvalidRequest(f"invalid request: {wrong(error, 'body')}") from None
+        raise errors.InvalidRequest(f"invalid request: {describe_errors(error, 'body')}") from None
 
 
 async def message(request: Request, kind: type[M]) -> M:

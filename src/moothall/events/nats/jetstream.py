@@ -18,7 +18,7 @@ from typing import Any
 import nats.errors
 
 from moothall import telemetry
-from moothall.concurrency import Capacity, Pace, beside
+from moothall.concurrency import Capacity, Pace, run_in_background
 from moothall.config import BusSettings
 from moothall.domain.event import Channel, Event, Recorded, Topic
 from moothall.domain.text import scrub_all
@@ -457,7 +457,10 @@ async def open_bus(
         outboxes.append(outbox)
         stored = Stored(client, js, settings, limits, acks, outbox)
         tail = StreamTail(stored, registry.EVENTS.name, registry.subject(Channel.RESPONSES.all))
-        async with beside(outbox.run(), "outbox"), beside(tail.run(), "decisions"):
+        async with (
+            run_in_background(outbox.run(), "outbox"),
+            run_in_background(tail.run(), "decisions"),
+        ):
             bus = JetStreamBus(stored, settings, secrets, tail)
             try:
                 yield bus

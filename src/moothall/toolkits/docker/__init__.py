@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from moothall.concurrency import beside
+from moothall.concurrency import run_in_background
 from moothall.config import Section, Settings
 from moothall.errors import MoothallError
 from moothall.toolkits import Family, OpenedFamily
@@ -97,7 +97,7 @@ class DockerFamily(Family[DockerSettings]):
         from moothall.toolkits.docker.toolkit import DockerTools
 
         tools = DockerTools(self.own_settings(settings))
-        async with beside(tools.run(), "containers"):
+        async with run_in_background(tools.run(), "containers"):
             yield OpenedFamily(tools.call, tools.close_workspace)
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:

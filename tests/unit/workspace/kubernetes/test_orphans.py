@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from moothall.app.workspaces import deployment_id, open_jobs
-from moothall.concurrency import beside
+from moothall.concurrency import run_in_background
 from moothall.config import BusSettings, JobSettings, Settings
 from moothall.errors import SandboxUnavailable
 from moothall.events.nats.accounts import create_account_files
@@ -121,7 +121,7 @@ async def test_an_unavailable_cluster_does_not_end_the_reconciler(
     api.denied.add(("list", "jobs"))
     with pytest.raises(SandboxUnavailable, match=r"Jobs cannot be listed: jobs is forbidden"):
         await reconciler.delete_orphans()
-    async with beside(reconciler.run(), "reconciler"):
+    async with run_in_background(reconciler.run(), "reconciler"):
         await asyncio.sleep(0.1)
 
 
@@ -139,7 +139,7 @@ async def test_the_heartbeat_continues_while_the_cluster_does_not_answer(api: Ku
     reconciler = Reconciler(
         Stuck(JobSettings(), "me", "ours"), Transport(queues.send, queues.listen), 0.3
     )
-    async with beside(reconciler.run(), "reconciler"), asyncio.timeout(20):
+    async with run_in_background(reconciler.run(), "reconciler"), asyncio.timeout(20):
         async for _ in queues.listen(PRESENCE):
             heard += 1
             if heard == 5:
@@ -155,7 +155,9 @@ async def test_hosts_receive_each_others_messages_over_the_bus(api: KubeApi) -> 
             one = await stack.enter_async_context(Cluster(JobSettings(), host, "ours"))
             document: dict[str, Any] = {"metadata": {"name": f"of-{host}", "labels": one.labels}}
             await one.create(document)
-            await stack.enter_async_context(beside(Reconciler(one, carrier, 1.0).run(), host))
+            await stack.enter_async_context(
+                run_in_background(Reconciler(one, carrier, 1.0).run(), host)
+            )
         add(api, "lost", "gone")
         await until(lambda: "lost" not in api.jobs)
         assert set(api.jobs) == {"of-first", "of-second"}
