@@ -7,6 +7,7 @@ component is a process with one event loop: it handles one thing at a time.
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Generator
@@ -82,7 +83,8 @@ def simulate(
     demand: Demand, fleet: Fleet, at_once: int, *, seconds: float = 60.0, seed: int = 1
 ) -> Load:
     """Simulate `at_once` callers, each of whom sends its next request after the reply, for
-    `seconds` of simulated time. The first tenth is not counted.
+    `seconds` of simulated time. The first tenth is not counted. The wait is infinite if no
+    deliberation ends in the counted time.
     """
     env = simpy.Environment()
     generator = random.Random(seed)  # noqa: S311 - a simulation
@@ -124,7 +126,8 @@ def simulate(
         env.process(caller())
     env.run(until=seconds * 1000)
     waits = [wait for end_time, wait in ended if end_time >= seconds * 100]
-    return Load(len(waits) / (seconds * 0.9), statistics.median(waits) / 1000)
+    wait = statistics.median(waits) / 1000 if waits else math.inf
+    return Load(len(waits) / (seconds * 0.9), wait)
 
 
 def hosts_for(demand: Demand, rate: float, *, busy: float = 0.7) -> float:

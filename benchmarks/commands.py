@@ -5,6 +5,7 @@ to exit. Measure `deliberate` until it reports an unusable model server, and unt
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import statistics
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import git
 
-from benchmarks.server import DEFERRED_GRAPH, run_server
+from benchmarks.server import DEFERRED_GRAPH, Server, run_server
 from benchmarks.stub import running_stub
 from moothall.app.bus import open_log
 from moothall.domain.codec import dump
@@ -48,6 +49,8 @@ UNREACHABLE, UNAUTHORIZED, FIRST_EVENT = (
 )
 SERVE_READY, LISTED = "serve: ready", "list: 10,000 tasks, while serving"
 _TASKS, _CONCURRENCY = 10_000, 64
+_IDLE_CPU, _IDLE_SECONDS = 0.1, 120.0
+"""CPU seconds of an idle server in a second, and how long to wait for it."""
 _UNUSABLE_CODE = 2
 """The exit code if the model server is unusable."""
 _UNAUTHORIZED_BODY = b'{"error": {"message": "wrong key"}}'
@@ -231,9 +234,19 @@ async def _measure_server(folder: Path, times: int) -> dict[str, float | None]:
                 starts.append(time.perf_counter() - started)
         await _write_tasks(data)
         argv = (sys.executable, "-m", "moothall", "list")
-        async with run_server(data, stub.base_url, DEFERRED_GRAPH):
+        async with run_server(data, stub.base_url, DEFERRED_GRAPH) as server:
+            await _wait_until_idle(server)
             list_seconds = await _median(argv, data, times)
     return {SERVE_READY: statistics.median(starts[1:]), LISTED: list_seconds}
+
+
+async def _wait_until_idle(server: Server) -> None:
+    """Wait until the server has read the log, which takes some seconds after a start."""
+    used_seconds = -math.inf
+    async with asyncio.timeout(_IDLE_SECONDS):
+        while (now := sum(server.system.cpu_usage().cpu.values())) - used_seconds > _IDLE_CPU:
+            used_seconds = now
+            await asyncio.sleep(1)
 
 
 async def measure(folder: Path, times: int) -> dict[str, float]:

@@ -444,10 +444,8 @@ If a client cancels its stream, the model call ends {format_figure(cancellation[
 
 def _commands(results: Mapping[str, Any]) -> str:
     rows = [(f"`{name}`", f"{seconds:.2f}") for name, seconds in results.items() if name != "run"]
-    return (
-        f"## Commands without Ray\n\nMedians of whole processes from start to exit, with cached files. `deliberate` with a \
-usable model server is measured until its first event.\n\n{format_table(('', 's'), rows)}"
-    )
+    return f"## Commands without Ray\n\nMedians of whole processes from start to exit, with cached files. `deliberate` with a \
+usable model server is measured until its first event, and `list` once the server has read the log after its start.\n\n{format_table(('', 's'), rows)}"
 
 
 def _transfer(results: Mapping[str, Any]) -> str:

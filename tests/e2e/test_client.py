@@ -333,9 +333,9 @@ async def test_the_settings_file_is_read_and_its_key_is_sent_only_to_its_own_ser
         scripted_model(scripted(_propose)) as first,
         scripted_model(scripted(_propose)) as second,
     ):
-        first.api_key = "sk-1"
+        first.api_key = "sk-of-first"
         file.write_text(
-            f'[llm]\nbase_url = "{first.base_url}"\nmodel = "scripted"\napi_key = "sk-1"\n',
+            f'[llm]\nbase_url = "{first.base_url}"\nmodel = "scripted"\napi_key = "sk-of-first"\n',
             encoding="utf-8",
         )
         async with AsyncClient.local(data_dir=environment) as client:
@@ -352,7 +352,7 @@ async def test_the_settings_file_is_read_and_its_key_is_sent_only_to_its_own_ser
         ) as client:
             await client.deliberate(TASK, repository=repo, agents=1)
         assert second.requests
-        assert "sk-1" not in str([call.headers for call in second.requests])
+        assert "sk-of-first" not in str([call.headers for call in second.requests])
 
 
 async def test_errors_of_a_local_client_are_raised_unchanged(environment: Path) -> None:

@@ -5,7 +5,7 @@ nothing else limits it.
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchmarks.capacity import PHASES, Demand, Fleet, bound, hosts_for, simulate, single_ms
@@ -19,6 +19,7 @@ _CORES = st.floats(0.1, 1.0)
     fleet=st.builds(Fleet, st.lists(_CORES, min_size=1, max_size=4).map(tuple), _CORES, _CORES),
     at_once=st.integers(1, 32),
 )
+@example(Demand(1.0, 1.0, 20.0, 0.0), Fleet((1.0,), 1.0, 0.1015625), 26)
 def test_no_simulation_exceeds_the_bound(demand: Demand, fleet: Fleet, at_once: int) -> None:
     load = simulate(demand, fleet, at_once, seconds=4)
     assert load.rate <= bound(demand, fleet, at_once) * 1.2 + 0.1, (
