@@ -50,16 +50,24 @@ async def list_tasks(
     settings: Settings, request: ListRequest, report_progress: Callable[[str], None]
 ) -> TaskList:
     """Return the latest tasks, active ones first."""
-    try:
-        async with asyncio.timeout(_ANSWER_SECONDS):
-            answer = await send_request(_socket(settings.data_dir), asdict(request))
-        return load(TaskList, answer)
-    except (OSError, ValueError, InvalidRequest):
-        pass  # no process serves, or one of another version
+    answer = await request_list(settings.data_dir, request)
+    if answer is not None:
+        return answer
     from moothall.app.tasks import open_tasks
 
     async with open_tasks(settings, report_progress) as tasks:
         return await _read_list(tasks, request)
+
+
+async def request_list(data_dir: Path, request: ListRequest) -> TaskList | None:
+    """Return the answer of the process that serves the data directory; None if none serves it, it
+    does not answer in time, or it has another version.
+    """
+    try:
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            return load(TaskList, await send_request(_socket(data_dir), asdict(request)))
+    except (OSError, ValueError, InvalidRequest):
+        return None
 
 
 def serve_task_list(tasks: Tasks, data_dir: Path) -> AbstractAsyncContextManager[None]:

@@ -92,8 +92,8 @@ def tokens_are(settings: Settings) -> str:
 async def serve_until_stopped(
     settings: Settings, handle_link: Callable[[str], Awaitable[None]] | None = None
 ) -> None:
-    """Serve, and print the addresses. `handle_link` receives the link that signs a browser in once;
-    it is empty if there is none.
+    """Serve, and print the addresses. `handle_link` receives the link that signs a browser in once,
+    or an empty string without one.
     """
     from moothall.app.bus import roles_of
     from moothall.app.server import open_app

@@ -195,7 +195,7 @@ _MAX_TURNS_WITH_SAME_FAILURES = 3
 class TurnStep:
     """The outcome of a turn, for detecting stuck seats.
 
-    action_digest: a digest of what the turn did. change_digest: a digest of the total change after
+    action_digest: a digest of the turn's actions. change_digest: a digest of the total change after
     it; empty for the base. changed: the turn changed something. failing: the cases that failed
     then.
     """

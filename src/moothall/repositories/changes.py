@@ -444,7 +444,7 @@ def _size(path: Path) -> int:
 
 
 def _marks_deletion(status: os.stat_result) -> bool:
-    """Return whether it is what overlayfs leaves in the place of what was deleted."""
+    """Return whether a file is the whiteout with which overlayfs marks a deletion."""
     return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from moothall.app import tasks as app_tasks
-from moothall.app.task_list import ListRequest, list_tasks, serve_task_list
+from moothall.app.task_list import (
+    ListRequest,
+    TaskList,
+    list_tasks,
+    request_list,
+    serve_task_list,
+)
 from moothall.app.tasks import Tasks
 from moothall.collector.fold import DeliberationState, fold
-from moothall.config import Settings
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.ids import TaskKey
@@ -48,68 +51,54 @@ async def tasks_of(*events: Event, served: bool = True, active: tuple[str, ...] 
     return Tasks(AllSettings(), bus, served=served, active_states=lambda: states)  # type: ignore[arg-type]  # all in memory
 
 
-@pytest.fixture
-def log_is_read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The data directories whose log was read by the command itself; the log has task-log."""
-    folders: list[Path] = []
-
-    @asynccontextmanager
-    async def open_tasks(settings: Settings, _report: object) -> AsyncIterator[Tasks]:
-        folders.append(settings.data_dir)
-        yield await tasks_of(requested("task-log"), decided("task-log"), served=False)
-
-    monkeypatch.setattr(app_tasks, "open_tasks", open_tasks)
-    return folders
+async def list_ids(data_dir: Path, request: ListRequest) -> list[str] | None:
+    answer = await request_list(data_dir, request)
+    if answer is None:
+        return None
+    assert answer.served
+    return [view.task_id for view in answer.tasks]
 
 
-async def list_ids(data_dir: Path, request: ListRequest) -> tuple[bool, list[str]]:
-    found = await list_tasks(AllSettings(data_dir=data_dir), request, print)
-    return found.served, [view.task_id for view in found.tasks]
-
-
-async def test_the_serving_process_lists_its_tasks(tmp_path: Path, log_is_read: list[Path]) -> None:
+async def test_the_serving_process_lists_its_tasks(tmp_path: Path) -> None:
     events = [requested(f"t{number}") for number in range(3)]
     ends = [decided("t0"), decided("t1")]
     tasks = await tasks_of(*events, *ends, active=("t2",))
     async with serve_task_list(tasks, tmp_path):
-        assert await list_ids(tmp_path, ListRequest()) == (True, ["t2", "t1", "t0"])
-        assert await list_ids(tmp_path, ListRequest("ended", 1)) == (True, ["t1"])
-        assert await list_ids(tmp_path, ListRequest("live")) == (True, ["t2"])
-        assert await list_ids(tmp_path, ListRequest(first=1, limit=1)) == (True, ["t1"])
-        assert await list_ids(tmp_path, ListRequest(query="nothing like it")) == (True, [])
-    assert log_is_read == []
-    assert await list_ids(tmp_path, ListRequest()) == (False, ["task-log"])
+        assert await list_ids(tmp_path, ListRequest()) == ["t2", "t1", "t0"]
+        assert await list_ids(tmp_path, ListRequest("ended", 1)) == ["t1"]
+        assert await list_ids(tmp_path, ListRequest("live")) == ["t2"]
+        assert await list_ids(tmp_path, ListRequest(first=1, limit=1)) == ["t1"]
+        assert await list_ids(tmp_path, ListRequest(query="nothing like it")) == []
+    assert await list_ids(tmp_path, ListRequest()) is None
 
 
-async def test_the_log_is_read_if_the_process_was_killed(
-    tmp_path: Path, log_is_read: list[Path]
-) -> None:
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(tmp_path / "tasks.sock"))
-    assert await list_ids(tmp_path, ListRequest()) == (False, ["task-log"])
-    assert log_is_read == [tmp_path]
+async def test_a_killed_process_gives_no_answer(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as stale_socket:
+        stale_socket.bind(str(tmp_path / "tasks.sock"))
+    assert await list_ids(tmp_path, ListRequest()) is None
 
 
 @pytest.mark.parametrize("answer", [{}, {"served": True, "tasks": [{"unknown": 1}]}])
-async def test_the_log_is_read_if_a_process_of_another_version_answers(
-    answer: Mapping[str, Any], tmp_path: Path, log_is_read: list[Path]
+async def test_the_answer_of_another_version_is_ignored(
+    answer: Mapping[str, Any], tmp_path: Path
 ) -> None:
     async def answer_differently(_request: bytes) -> Mapping[str, Any]:
         return answer
 
     async with serve_requests(tmp_path / "tasks.sock", answer_differently):
-        assert await list_ids(tmp_path, ListRequest()) == (False, ["task-log"])
-    assert log_is_read == [tmp_path]
+        assert await list_ids(tmp_path, ListRequest()) is None
 
 
-async def test_the_log_is_read_if_the_process_cannot_answer(
-    tmp_path: Path, log_is_read: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def fail(*_: object, **__: object) -> None:
+async def test_the_error_of_a_process_is_no_answer(tmp_path: Path) -> None:
+    def fail() -> Sequence[DeliberationState]:
         raise BusUnavailable("the bus does not answer")
 
-    tasks = await tasks_of()
-    monkeypatch.setattr(tasks, "latest", fail)
+    tasks = Tasks(AllSettings(), MemoryBus(), served=True, active_states=fail)  # type: ignore[arg-type]  # all in memory
     async with serve_task_list(tasks, tmp_path):
-        assert await list_ids(tmp_path, ListRequest()) == (False, ["task-log"])
-    assert log_is_read == [tmp_path]
+        assert await list_ids(tmp_path, ListRequest()) is None
+
+
+@pytest.mark.e2e  # with an embedded bus
+async def test_without_an_answer_the_log_is_read(tmp_path: Path) -> None:
+    listed = await list_tasks(AllSettings(data_dir=tmp_path), ListRequest(), print)
+    assert listed == TaskList(served=False, tasks=())
