@@ -65,6 +65,7 @@ from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.events.registry import EVENTS
 from moothall.orchestrator.council_registry import CouncilRegistry
 from moothall.ports import Repositories
+from moothall.settings import FAMILIES
 from moothall.workers import subprocesses
 
 if TYPE_CHECKING:  # slow to import
@@ -78,7 +79,11 @@ if TYPE_CHECKING:  # slow to import
     from moothall.sandbox.probe import Layer
     from moothall.workers.subprocesses import Alive
 
-_SECTIONS = {"llm", "models", "bus", "ray", "workspace", "sandbox", "runner", "limits"}
+_SECTIONS = {
+    *("llm", "models", "bus", "ray", "limits", "evidence", "seats", "guard"),
+    *("workspace", "jobs", "sandbox", "runner", "wasm"),
+    *(family.section for family in FAMILIES),
+}
 _IGNORED = {"wait_seconds", "seats_in_turn"}
 T = TypeVar("T")
 _MAX_SHOWN = 8
@@ -92,7 +97,12 @@ def fingerprints(settings: Settings) -> dict[str, str]:
     values = settings.model_dump(
         mode="json",
         include=_SECTIONS,
-        exclude={"ray": {"mode"}, "llm": _IGNORED, "models": {"__all__": _IGNORED}},
+        exclude={
+            "ray": {"mode"},
+            "guard": {"audit_days", "audit_exporter"},
+            "llm": _IGNORED,
+            "models": {"__all__": _IGNORED},
+        },
     )
     return {name: digest(repr(value))[:16] for name, value in _flatten(values, "")}
 

@@ -42,15 +42,24 @@ def contains_words(text: str, query: str) -> bool:
     return all(word in lower for word in query.lower().split())
 
 
+_MAX_YAML_DEPTH = 50
+"""The parser takes a second for each thousand brackets that are open at once."""
+
+
 def parse_foreign_yaml(text: str) -> Any:
-    """Return the strings, lists and dicts of a document; None if it is invalid or has aliases,
-    which can multiply a small text. No other objects are created.
+    """Return the strings, lists and dicts of a document; None if it is invalid, nested more than
+    `_MAX_YAML_DEPTH` times, or has aliases, which can multiply a small text. No other objects are
+    created.
     """
     import yaml  # costs start time
 
+    depth = 0
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.BaseLoader)):
-            return None
+        for event in yaml.parse(text, yaml.BaseLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MAX_YAML_DEPTH or isinstance(event, yaml.AliasEvent):
+                return None
         return yaml.load(text, yaml.BaseLoader)  # noqa: S506 - it creates no objects
     except (yaml.YAMLError, ValueError, RecursionError):
         return None

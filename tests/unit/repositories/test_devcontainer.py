@@ -155,7 +155,7 @@ jobs:
     "text",
     [
         "nonsense",
-        "[" * 5_000,
+        "[" * 31_000,
         "jobs: [copilot-setup-steps]",
         "jobs: {copilot-setup-steps: {steps: make}}",
         "jobs: {copilot-setup-steps: {steps: [make, [run], {run: ' '}, {run: 7, if: x}]}}",
