@@ -76,7 +76,7 @@ class _Entry:
 class _Ranking:
     """Entries by rank, the best first; tied entries share a rank.
 
-    why: the model's reason for the order.
+    reason: why the model ranked them so.
     """
 
     ranks: tuple[tuple[_Entry, ...], ...]

@@ -89,8 +89,8 @@ def may_write_tests(council: DeliberationContext) -> bool:
 class IndependentTests:
     """The tests of the test writer in one deliberation.
 
-    written: the test writer has run.
-    why: the reason if there are no tests.
+    has_run: the test writer has run.
+    missing_reason: why there are no tests.
     failing_everywhere: the tests that fail on every answer, after the last run.
     """
 
