@@ -114,7 +114,7 @@ async def machine(number: int, folder: Path) -> AsyncIterator[Machine]:
     assert process.stdout is not None
     try:
         assert await process.stdout.readline() == b"ready\n"
-        one = Machine(f"10.77.0.{number + 1}", psutil.Process(process.pid))
+        created = Machine(f"10.77.0.{number + 1}", psutil.Process(process.pid))
         await run(
             "ip",
             "link",
@@ -130,12 +130,12 @@ async def machine(number: int, folder: Path) -> AsyncIterator[Machine]:
         )
         await run("ip", "link", "set", f"mh{number}", "master", "mh", "up")
         for command in (
-            ("addr", "add", f"{one.ip}/24", "dev", "e0"),
+            ("addr", "add", f"{created.ip}/24", "dev", "e0"),
             ("link", "set", "e0", "up"),
             ("link", "set", "lo", "up"),
         ):
-            await run(*one.entering("ip", *command))
-        yield one
+            await run(*created.entering("ip", *command))
+        yield created
     finally:
         process.stdin.close()
         await process.wait()
@@ -183,16 +183,16 @@ async def node(command: tuple[str, ...], environment: Mapping[str, str]) -> Asyn
         drain = asyncio.ensure_future(process.stdout.read())
         yield Node(process)
     finally:
-        below = descendants(process.pid)
+        children = descendants(process.pid)
         if process.returncode is None:
             process.terminate()
         with suppress(TimeoutError):
             async with asyncio.timeout(20):
                 await process.wait()
-        for child in below:
+        for child in children:
             with suppress(psutil.NoSuchProcess):
                 child.kill()
-        assert await all_gone(below) == []
+        assert await all_gone(children) == []
         await drain
 
 

@@ -68,7 +68,7 @@ async def test_work_continues_on_hosts_without_a_shared_disk_after_one_is_killed
 ) -> None:
     if lacking := simulated_machines.missing():
         pytest.skip(f"simulated machines are unavailable here; missing: {lacking}")
-    repo, other = make_repo(folder / "repo", FILES), make_repo(folder / "other", FILES)
+    repo, other_repo = make_repo(folder / "repo", FILES), make_repo(folder / "other", FILES)
 
     async def slowly(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
         await asyncio.sleep(2)
@@ -134,11 +134,11 @@ async def test_work_continues_on_hosts_without_a_shared_disk_after_one_is_killed
         assert records > 0  # all events come from the stream
         # The files are the same as on one machine, from the same commit.
         local = await one_machine(folder, model)(
-            "deliberate", "--repo", str(other.path), "--json", "--task-id", "one", TASK
+            "deliberate", "--repo", str(other_repo.path), "--json", "--task-id", "one", TASK
         )
         assert local.code == 0, local.err
         trees = {
-            tree(other, "moothall/one"),
+            tree(other_repo, "moothall/one"),
             tree(repo, "moothall/one"),
             tree(repo, "moothall/two"),
         }

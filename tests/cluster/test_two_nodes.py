@@ -147,12 +147,12 @@ async def ray_head(folder: Path, port: int) -> AsyncIterator[None]:
                 await asyncio.sleep(0.2)
         yield
     finally:
-        below = [psutil.Process(process.pid), *descendants(process.pid)]
-        for child in below:
+        processes = [psutil.Process(process.pid), *descendants(process.pid)]
+        for child in processes:
             with suppress(psutil.NoSuchProcess):
                 child.kill()
         await process.wait()
-        assert await all_gone(below) == []
+        assert await all_gone(processes) == []
 
 
 async def end(process: asyncio.subprocess.Process) -> None:

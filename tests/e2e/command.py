@@ -166,11 +166,11 @@ def most_at_once(tasks: list[dict[str, Any]]) -> int:
     """
     moments = [(datetime.fromisoformat(task["requested"]), 1) for task in tasks]
     moments += [(datetime.fromisoformat(task["ended"]), -1) for task in tasks]
-    now = most = 0
+    running = max_running = 0
     for _, step in sorted(moments):
-        now += step
-        most = max(most, now)
-    return most
+        running += step
+        max_running = max(max_running, running)
+    return max_running
 
 
 def mounts_below(path: Path) -> list[str]:

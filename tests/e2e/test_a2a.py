@@ -87,8 +87,8 @@ async def test_an_agent_runs_a_deliberation_to_its_result(tmp_path: Path) -> Non
         ]
         assert refused.status_code == 401
         async with agent(running) as client:
-            wanted = request(TASK, "m-1", repository=str(repo), agents=2)
-            (update,) = await send(client, wanted)
+            task_request = request(TASK, "m-1", repository=str(repo), agents=2)
+            (update,) = await send(client, task_request)
             task = update.task
             assert task.status.state == pb.TASK_STATE_COMPLETED
             figures, diff = task.artifacts[0].parts
@@ -98,8 +98,8 @@ async def test_an_agent_runs_a_deliberation_to_its_result(tmp_path: Path) -> Non
             assert "hello_world" in git(repo, "show", f"{document['branch']}:src/utils.py")
             assert (diff.media_type, "+def hello_world" in diff.text) == ("text/x-diff", True)
             # The same message starts no second deliberation.
-            (again,) = await send(client, wanted)
-            assert again.task.id == task.id
+            (repeated,) = await send(client, task_request)
+            assert repeated.task.id == task.id
             assert await client.get_task(pb.GetTaskRequest(id=task.id)) == task
             listed = await client.list_tasks(pb.ListTasksRequest())
             assert [item.id for item in listed.tasks] == [task.id]
@@ -138,18 +138,18 @@ async def test_an_agent_follows_a_deliberation(tmp_path: Path) -> None:
 
 
 async def test_an_agent_steers_and_cancels_a_deliberation(tmp_path: Path) -> None:
-    received = asyncio.Event()
+    model_called = asyncio.Event()
 
     async def slowly(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
         del body, headers
-        received.set()
+        model_called.set()
         return Fault("silent", delay=120)
 
     async with server(tmp_path, slowly) as running, agent(running) as client:
         (update,) = await send(client, request("Think of a name", at_once=True))
         task_id = update.task.id
         async with asyncio.timeout(60):
-            await received.wait()
+            await model_called.wait()
         steering = request("A short one", at_once=True)
         steering.message.task_id = task_id
         (steered,) = await send(client, steering)

@@ -60,9 +60,9 @@ class Caller:
 
 
 def task_request(
-    query: str = "", context: Mapping[str, Any] | None = None, **more: Any
+    query: str = "", context: Mapping[str, Any] | None = None, **fields: Any
 ) -> pb.ExecuteTaskRequest:
-    request = pb.ExecuteTaskRequest(query=query, **more)
+    request = pb.ExecuteTaskRequest(query=query, **fields)
     request.context.update(context or {})
     return request
 
@@ -131,10 +131,11 @@ async def test_files_of_a_session_persist_between_calls_without_a_model_call(
             for n in range(4)
         ]
     }
-    written = await agent.ExecuteTask(task_request(context=write, metadata=meta))
-    assert (written.status, written.metrics.agents_used) == (common.STATUS_CODE_OK, 0), (
-        written.error_message
-    )
+    write_response = await agent.ExecuteTask(task_request(context=write, metadata=meta))
+    assert (write_response.status, write_response.metrics.agents_used) == (
+        common.STATUS_CODE_OK,
+        0,
+    ), write_response.error_message
     read = {"tool_parameters": {"tool": "files.read", "path": "3.py"}}
     response = await agent.ExecuteTask(task_request(context=read, metadata=meta))
     assert json_format.MessageToDict(response.tool_results[0].output)["content"] == "x = 3\n"
@@ -259,9 +260,9 @@ async def test_a_callers_timeout_ends_unary_and_streaming_calls_alike(
         time.monotonic(),
     )
     calls = (agent.ExecuteTask(query), read(agent.StreamExecuteTask(query)))
-    for ended in await asyncio.gather(*calls, return_exceptions=True):
-        assert isinstance(ended, grpc.aio.AioRpcError)
-        assert (ended.code(), str(ended.details()).partition(":")[0]) == (
+    for error in await asyncio.gather(*calls, return_exceptions=True):
+        assert isinstance(error, grpc.aio.AioRpcError)
+        assert (error.code(), str(error.details()).partition(":")[0]) == (
             grpc.StatusCode.DEADLINE_EXCEEDED,
             "timeout",
         )
@@ -315,13 +316,15 @@ async def test_advertised_capabilities_match_the_discovered_tools(agent: Caller)
     assert capabilities.max_memory_mb > 0
     health = await agent.HealthCheck(pb.HealthCheckRequest())
     assert (health.healthy, health.uptime_seconds >= 0) == (True, True), health.message
-    one = (await agent.GetToolCapability(pb.GetToolCapabilityRequest(tool_id="code.shell"))).tool
-    assert (one.id, one.is_dangerous, one.rate_limit.requests_per_minute) == (
+    capability = (
+        await agent.GetToolCapability(pb.GetToolCapabilityRequest(tool_id="code.shell"))
+    ).tool
+    assert (capability.id, capability.is_dangerous, capability.rate_limit.requests_per_minute) == (
         "code.shell",
         True,
         60,
     )
-    assert one in tools
+    assert capability in tools
     with pytest.raises(grpc.aio.AioRpcError) as missing:
         await agent.GetToolCapability(pb.GetToolCapabilityRequest(tool_id="no.tool"))
     assert missing.value.code() is grpc.StatusCode.NOT_FOUND

@@ -132,22 +132,22 @@ async def test_the_nine_examples_fail_before_and_pass_after_with_at_most_four_ru
         )
         assert result.code == 0, result.out + result.err
         listed = await command("list", "--json", "--limit", "100")
-    ended = {end["name"]: end for end in result.document["agents"]}
-    assert {name: end["state"] for name, end in ended.items()} == dict.fromkeys(
+    results = {end["name"]: end for end in result.document["agents"]}
+    assert {name: end["state"] for name, end in results.items()} == dict.fromkeys(
         NAMES, "completed"
     ), result.err
     assert all(
         end["wall_ms"] and end["tools"]["cpu_ms"] and end["tools"]["max_rss_bytes"]
-        for end in ended.values()
+        for end in results.values()
     )
     runs = [task for task in listed.document["tasks"] if task["agent"]]
     assert {task["agent"] for task in runs} == NAMES
     assert 2 <= most_at_once(runs) <= 4
-    files = git(repo, "ls-tree", "-r", "--name-only", ended["handbook"]["branch"]).split()
+    files = git(repo, "ls-tree", "-r", "--name-only", results["handbook"]["branch"]).split()
     assert {"HANDBOOK.md", "tests/test_negative.py"} <= set(files)
-    both = git(repo, "show", f"{ended['api']['branch']}:src/utils.py")
-    assert "hello_world" in both
-    assert "add(a: int, b: int) -> int" in both
+    content = git(repo, "show", f"{results['api']['branch']}:src/utils.py")
+    assert "hello_world" in content
+    assert "add(a: int, b: int) -> int" in content
 
 
 HOG = """metadata: {name: hog}
@@ -220,14 +220,14 @@ async def test_a_slow_agent_is_stopped_and_an_undeclared_tool_is_refused_and_aud
             "agents", "run", str(files), "--repo", str(repo), "--json", seconds=540
         )
     assert result.code == 1, result.err
-    ended = {end["name"]: end for end in result.document["agents"]}
-    assert {name: (end["state"], end["runs"]) for name, end in ended.items()} == {
+    results = {end["name"]: end for end in result.document["agents"]}
+    assert {name: (end["state"], end["runs"]) for name, end in results.items()} == {
         "late": ("failed", 1),
         "nosy": ("failed", 1),
     }
     # The seat's own deadline or the council's, whichever is first.
-    assert re.search("deadline|not done in time", ended["late"]["reason"])
-    assert "changed nothing" in ended["nosy"]["reason"]
+    assert re.search("deadline|not done in time", results["late"]["reason"])
+    assert "changed nothing" in results["nosy"]["reason"]
     records = [
         json.loads(line)
         for file in (tmp_path / "data/audit/local").glob("*.jsonl")
@@ -238,7 +238,7 @@ async def test_a_slow_agent_is_stopped_and_an_undeclared_tool_is_refused_and_aud
         for record in records
         if record.get("status") == "blocked"
     }
-    assert refused == {(ended["nosy"]["task_id"], "files.write")}
+    assert refused == {(results["nosy"]["task_id"], "files.write")}
 
 
 async def test_an_agent_paused_from_another_shell_stays_paused_after_a_kill_and_resumes(

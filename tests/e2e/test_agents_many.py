@@ -33,7 +33,7 @@ async def test_at_most_four_of_thirty_agents_run_concurrently(tmp_path: Path) ->
     for number in range(COUNT):
         (files / f"{number:02}.yaml").write_text(SPEC.format(number), encoding="utf-8")
     ready: set[str] = set()
-    four = asyncio.Barrier(AT_ONCE)
+    barrier = asyncio.Barrier(AT_ONCE)
 
     async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str:
         """Let the first four wait for each other, so that four run at once on a machine of any
@@ -43,7 +43,7 @@ async def test_at_most_four_of_thirty_agents_run_concurrently(tmp_path: Path) ->
         if task not in ready:
             ready.add(task)
             if len(ready) <= AT_ONCE:
-                await four.wait()
+                await barrier.wait()
         match = re.search(r"Write (note-\d\d\.txt)", str(body["messages"]))
         assert match
         return turn("files.write", path=match[1], content="x\n")

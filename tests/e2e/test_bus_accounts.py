@@ -63,9 +63,9 @@ async def test_renewed_keys_open_the_same_log_and_old_keys_open_nothing(
     old, new = tmp_path / "keys", tmp_path / "new-keys"
     make_keys(str(old))
     event = new_event(EventType.SEAT_TURN, "task-1", {"task_id": "task-1", "turn": 1}, ordinal=1)
-    async with served(tmp_path, old) as before:
-        link = before.link("job-1")
-        async with open_bus(before.services, before.url) as bus:
+    async with served(tmp_path, old) as old_bus:
+        link = old_bus.link("job-1")
+        async with open_bus(old_bus.services, old_bus.url) as bus:
             assert await bus.publish(event) == 1
             await bus.bucket("revoked").put("token", {"why": "told"})
     make_keys(str(new), "--renew", str(old / "accounts.conf"))
@@ -99,31 +99,35 @@ async def test_users_signed_by_the_account_key_itself_are_revoked(tmp_path: Path
         conf.read_text(encoding="utf-8").replace(account, accounts._public(identity)),
         encoding="utf-8",
     )
-    before = accounts._credentials(identity, accounts._public(identity), "services", accounts._FREE)
+    old_credentials = accounts._credentials(
+        identity, accounts._public(identity), "services", accounts._FREE
+    )
     await asyncio.sleep(2.1)  # a revocation covers credentials issued in an earlier second
     make_keys(str(new), "--renew", str(conf))
     async with served(tmp_path, new) as app:
         async with open_bus(app.services, app.url):
             pass
-        await turned_away(BusSettings.model_validate({"url": app.url, "credentials": before}))
+        await turned_away(
+            BusSettings.model_validate({"url": app.url, "credentials": old_credentials})
+        )
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         (None, "No such file or directory; give the current accounts.conf"),
         ("port: 4222\n", "is not an accounts.conf written by"),
     ],
 )
 def test_only_an_accounts_conf_created_by_moothall_can_be_renewed(
-    tmp_path: Path, text: str | None, why: str
+    tmp_path: Path, text: str | None, reason: str
 ) -> None:
     conf = tmp_path / "accounts.conf"
     if text is not None:
         conf.write_text(text, encoding="utf-8")
     result = CliRunner().invoke(main, ["bus", "keys", str(tmp_path / "new"), "--renew", str(conf)])
     assert result.exit_code == 2
-    assert why in result.output
+    assert reason in result.output
     assert not (tmp_path / "new").exists()
 
 
@@ -208,11 +212,11 @@ async def test_credentials_expire(app: App) -> None:
 def test_keys_are_private_and_never_overwritten(tmp_path: Path) -> None:
     files = accounts.create_account_files(tmp_path / "keys")
     assert {path.stat().st_mode & 0o777 for path in files.values()} == {0o600}
-    before = {path: path.read_bytes() for path in files.values()}
+    content_before = {path: path.read_bytes() for path in files.values()}
     result = CliRunner().invoke(main, ["bus", "keys", str(tmp_path / "keys")])
     assert result.exit_code == 2
     assert "File exists; choose a folder without keys" in result.output
-    assert {path: path.read_bytes() for path in files.values()} == before
+    assert {path: path.read_bytes() for path in files.values()} == content_before
 
 
 async def test_invalid_keys_are_reported_at_the_start(tmp_path: Path) -> None:

@@ -43,8 +43,8 @@ func init() {
 _ASSERTIONS_NODE = "\nrequire('node:assert').strictEqual = () => {};\n"
 
 
-def _files(pool: Pool, source: str, before: str = "", after: str = "") -> Mapping[str, str]:
-    return {source: before + pool.base[source] + after}
+def _files(pool: Pool, source: str, prefix: str = "", suffix: str = "") -> Mapping[str, str]:
+    return {source: prefix + pool.base[source] + suffix}
 
 
 def _go(pool: Pool) -> Mapping[str, str]:
@@ -57,20 +57,20 @@ def _go(pool: Pool) -> Mapping[str, str]:
 FORGED: Mapping[str, tuple[str, Callable[[Pool], Mapping[str, str]]]] = {
     "a report that is replaced": (
         "pytest, existing file",
-        lambda pool: _files(pool, "shop/price.py", after=_REPLACED_REPORT),
+        lambda pool: _files(pool, "shop/price.py", suffix=_REPLACED_REPORT),
     ),
     "no test of unittest runs": (
         "unittest, existing file",
-        lambda pool: _files(pool, "shop/price.py", after=_SKIPPED),
+        lambda pool: _files(pool, "shop/price.py", suffix=_SKIPPED),
     ),
     "assertions that do nothing": (
         "unittest, existing file",
-        lambda pool: _files(pool, "shop/price.py", after=_ASSERTIONS),
+        lambda pool: _files(pool, "shop/price.py", suffix=_ASSERTIONS),
     ),
     "a Go program that prints a report and ends with 0": ("go, existing file", _go),
     "assertions of Node that do nothing": (
         "node:test, existing file",
-        lambda pool: _files(pool, "shop.js", after=_ASSERTIONS_NODE),
+        lambda pool: _files(pool, "shop.js", suffix=_ASSERTIONS_NODE),
     ),
 }
 

@@ -64,7 +64,7 @@ async def test_a_deliberation_runs_from_submission_to_its_branch(
             agents=2,
             on_update=lambda update: steps.append(update.step),
         )
-        again = await client.result(outcome.task_id)
+        result = await client.result(outcome.task_id)
         updates = [update async for update in client.watch(outcome.task_id)]
         rest = [
             update.seq async for update in client.watch(outcome.task_id, after_seq=updates[-2].seq)
@@ -77,7 +77,7 @@ async def test_a_deliberation_runs_from_submission_to_its_branch(
     assert "hello_world" in outcome.diff
     assert len(outcome.results) == 2
     assert steps[-1]
-    assert again == outcome
+    assert result == outcome
     assert [update.seq for update in updates] == sorted({update.seq for update in updates})
     assert updates[-1].type is EventType.DELIBERATION_DECIDED
     assert (updates[-1].status, updates[-1].progress_percent) == ("COMPLETED", 100)
@@ -259,8 +259,8 @@ async def test_a_local_client_runs_the_server_in_its_own_process(
                 data_dir=environment,
                 ray={"mode": "process"},
             )
-            async with second as other:
-                assert await other.result(outcome.task_id) == outcome
+            async with second as other_client:
+                assert await other_client.result(outcome.task_id) == outcome
             with pytest.raises(ConfigurationError, match=r"with other settings: .*llm\.model"):
                 async with AsyncClient.local(
                     base_url=model.base_url, model="another", data_dir=environment
@@ -292,32 +292,34 @@ async def test_an_evaluation_measures_configurations_on_a_history(
 
     async with (
         scripted_model(write(project.right)) as right,
-        scripted_model(write(project.wrong)) as wrong,
+        scripted_model(write(project.wrong)) as wrong_model,
     ):
-        other = tmp_path / "wrong.toml"
-        other.write_text(f'[llm]\nbase_url = "{wrong.base_url}"\n', encoding="utf-8")
-        one: ConfigurationOptions = {"agents": 1, "protocol": "single"}
+        settings_file = tmp_path / "wrong.toml"
+        settings_file.write_text(f'[llm]\nbase_url = "{wrong_model.base_url}"\n', encoding="utf-8")
+        options: ConfigurationOptions = {"agents": 1, "protocol": "single"}
         async with AsyncClient.local(base_url=right.base_url, data_dir=environment) as client:
             report = await client.evaluate(
                 repo.path,
                 tasks=1,
-                configurations={"right": one, "wrong": {**one, "settings": other}},
+                configurations={"right": options, "wrong": {**options, "settings": settings_file}},
                 on_progress=lines.append,
             )
             calls = len(right.requests)
-            again = await client.evaluate(repo.path, tasks=1, configurations={"right": one})
+            second_report = await client.evaluate(
+                repo.path, tasks=1, configurations={"right": options}
+            )
             assert len(right.requests) == calls, "a result is not measured twice"
             with pytest.raises(NotFound, match=r"no commit of 1 became a task: it has no parent"):
                 await client.evaluate(repo.path, ref=first, tasks=1, folder=tmp_path / "evaluation")
             with pytest.raises(InvalidRequest, match=r"configuration '\.\./up': a name has"):
-                await client.evaluate(repo.path, configurations={"../up": one})
+                await client.evaluate(repo.path, configurations={"../up": options})
     assert [
         (summary.config, summary.solved.count, summary.solved.total)
         for summary in report.configurations
     ] == [("right", 1, 1), ("wrong", 0, 1)]
     assert report.tasks[0].text.startswith("Fix the discount")
     assert Path(report.folder, "report.html").is_file()
-    assert again.results == report.results
+    assert second_report.results == report.results
     assert any("the council begins" in line for line in lines)
     async with AsyncClient(command.served_at, token=token) as served:
         with pytest.raises(InvalidRequest, match=r"use AsyncClient\.local"):

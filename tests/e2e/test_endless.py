@@ -41,7 +41,7 @@ def test_find(wanted, place):
         '["src"]\n'
     ),
 }
-LOOPS = {f"tests/test_find.py::test_find[{wanted}--1]" for wanted in (2, 1, 0)}
+LOOPS = {f"tests/test_find.py::test_find[{value}--1]" for value in (2, 1, 0)}
 
 
 def propose(_body: dict[str, Any], headers: Mapping[str, str]) -> str:

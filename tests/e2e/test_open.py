@@ -67,18 +67,18 @@ async def test_the_page_is_opened_by_a_new_server_and_by_a_running_one(
         )
         async with _opened(command, opened, "open") as link:
             assert (await _follow(link))[0] == "/"
-            again = await command("open", "--no-browser")
-            assert again.code == 0, again.err
-            assert (await _follow(again.out.strip()))[0] == "/"
+            second_link = await command("open", "--no-browser")
+            assert second_link.code == 0, second_link.err
+            assert (await _follow(second_link.out.strip()))[0] == "/"
             demo = await command("demo", "--page")
             assert demo.code == 0, demo.err
             story = demo.out.strip().partition("&story=")[2]
             path, text = await _follow(opened.read_text().split()[-1])
             assert path == f"/stories/{story}"
             assert "Greet the world from src/utils.py" in text
-            shown = await command("open", "--no-browser", story)
-            assert (await _follow(shown.out.strip()))[0] == path
+            story_link = await command("open", "--no-browser", story)
+            assert (await _follow(story_link.out.strip()))[0] == path
             assert len(opened.read_text().split()) == 2, "no browser was requested the last time"
-    ended = await command("open", "not an id")
-    assert ended.code == 2
-    assert "is not an id" in ended.err
+    refused = await command("open", "not an id")
+    assert refused.code == 2
+    assert "is not an id" in refused.err

@@ -144,8 +144,8 @@ async def test_with_sync_always_no_acked_answer_is_lost(
         assert await deliberate(app, ANSWERED[-1]) == "agent-dev-001"  # from the log
         assert len(model.requests) == calls
         request = pb.GetDeliberationResultRequest(task_id=code.task_id)
-        found = await app.stub().GetDeliberationResult(request)
-        assert found.results[0].proposal.diff == code.results[0].proposal.diff
+        result = await app.stub().GetDeliberationResult(request)
+        assert result.results[0].proposal.diff == code.results[0].proposal.diff
     checked = await command("log", "check")
     assert checked.code == 0, checked.err
 
@@ -162,10 +162,10 @@ async def test_by_default_a_power_loss_takes_unsynced_answers_and_nothing_else(
     async with served(command) as app:
         assert await is_known(app, "synced")
         # The test would prove nothing if the disk had everything.
-        lost = [task_id for task_id in ANSWERED if not await is_known(app, task_id)]
-        assert lost != []
-        assert lost == ANSWERED[-len(lost) :]  # the last ones
-        for task_id in lost:
+        lost_ids = [task_id for task_id in ANSWERED if not await is_known(app, task_id)]
+        assert lost_ids != []
+        assert lost_ids == ANSWERED[-len(lost_ids) :]  # the last ones
+        for task_id in lost_ids:
             assert await deliberate(app, task_id) == "agent-dev-001"  # it runs again
     checked = await command("log", "check")
     assert checked.code == 0, checked.err

@@ -71,7 +71,7 @@ async def test_a_seat_proposes_a_remote_agents_change_and_survives_a_killed_repl
         command.extra |= {
             "MOOTHALL_WORKSPACE__ALLOWED_ROOTS": f'["{tmp_path}"]',
             "MOOTHALL_AGENTS__ENDPOINTS": json.dumps(
-                {ENDPOINT: [one.command.served_at for one, _ in replicas]}
+                {ENDPOINT: [replica.command.served_at for replica, _ in replicas]}
             ),
             "MOOTHALL_AGENTS__ENDPOINT_TOKEN_FILE": str(token),
         }

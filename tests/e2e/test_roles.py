@@ -83,15 +83,15 @@ class Part:
         while line := await err.readline():
             self.stderr_lines.append(line.decode())
 
-    async def end(self, how: signal.Signals = signal.SIGTERM) -> None:
+    async def end(self, signal_number: signal.Signals = signal.SIGTERM) -> None:
         if self.process is None:
             return
         if self.process.returncode is None:
-            self.process.send_signal(how)
+            self.process.send_signal(signal_number)
         async with asyncio.timeout(120):
             code = await self.process.wait()
-        assert code == (130 if how is signal.SIGTERM else -how), f"{self.roles}: {code} " + "".join(
-            self.stderr_lines
+        assert code == (130 if signal_number is signal.SIGTERM else -signal_number), (
+            f"{self.roles}: {code} " + "".join(self.stderr_lines)
         )
 
 
@@ -134,7 +134,7 @@ async def cluster(
                 part = Part(replace(base, data_dir=data, extra=extra), roles)
                 parts.setdefault(roles, []).append(part)
                 stack.push_async_callback(part.end)
-        await asyncio.gather(*(part.start() for two in parts.values() for part in two))
+        await asyncio.gather(*(part.start() for replicas in parts.values() for part in replicas))
         # A process that starts before the collector has created all streams and consumers requests
         # the missing ones.
         early = refused_subjects(parts, folder)
@@ -146,7 +146,9 @@ async def cluster(
 
 def refused_subjects(parts: Mapping[str, Sequence[Part]], folder: Path) -> Counter[str]:
     """Count the subjects that the bus refused to each part."""
-    logs = "".join(line for two in parts.values() for part in two for line in part.stderr_lines)
+    logs = "".join(
+        line for replicas in parts.values() for part in replicas for line in part.stderr_lines
+    )
     for path in folder.rglob("logs/*.log"):
         logs += path.read_text(errors="replace")
     return Counter(re.findall(r"permissions violation for ([^\n]*)", logs, re.IGNORECASE))
@@ -221,13 +223,15 @@ async def test_after_a_kill_of_the_graph_writer_the_other_has_all_data(
 
 
 async def test_both_collectors_and_both_planners_share_the_work(cluster: Cluster) -> None:
-    before = [
+    counts_before = [
         await metric_sum(part, "moothall_deliberations_decided_total")
         for part in cluster.parts[WORKERS]
     ]
     submitted = 0
     async with asyncio.timeout(300):
-        while not all(await have_counted(cluster, "moothall_deliberations_decided_total", before)):
+        while not all(
+            await have_counted(cluster, "moothall_deliberations_decided_total", counts_before)
+        ):
             await asyncio.gather(
                 *(
                     deliberate(cluster.api_address(n % 2), f"share-{submitted}-{n}")
@@ -288,8 +292,8 @@ async def test_restarting_every_role_under_load_loses_no_call(
 
     async with asyncio.TaskGroup() as group:
         callers = [group.create_task(caller(name)) for name in ("a", "b")]
-        for two in cluster.parts.values():
-            for part in two:
+        for replicas in cluster.parts.values():
+            for part in replicas:
                 await part.end()
                 await part.start()
         going = False
@@ -336,11 +340,11 @@ async def finished_stories(bus: JetStreamBus, name: str) -> list[str]:
     return [story for end in ends if (story := str(end.data["story_id"])).startswith(name)]
 
 
-async def have_counted(cluster: Cluster, name: str, before: Sequence[float]) -> list[bool]:
+async def have_counted(cluster: Cluster, name: str, counts_before: Sequence[float]) -> list[bool]:
     """For each process that decides or plans, return whether its counters have grown."""
     return [
         await metric_sum(part, name) > previous
-        for part, previous in zip(cluster.parts[WORKERS], before, strict=True)
+        for part, previous in zip(cluster.parts[WORKERS], counts_before, strict=True)
     ]
 
 
@@ -376,8 +380,8 @@ async def lease_holder(cluster: Cluster, name: str) -> Part:
     assert document is not None
     (part,) = [
         part
-        for two in cluster.parts.values()
-        for part in two
+        for replicas in cluster.parts.values()
+        for part in replicas
         if part.process is not None
         and str(document["holder"]).split("-")[-2] == str(part.process.pid)
     ]

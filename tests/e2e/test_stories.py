@@ -60,29 +60,29 @@ async def test_a_server_serves_two_tenants(own_command: Command) -> None:
         assert (await decided(app.stub(), code)).winner_id
         await _check_metrics(app, deliberations=5)
         waiting, hanging = await _a_story_is_planned(app, "story-2", "HANG")
-    async with served(own_command) as again:
+    async with served(own_command) as restarted:
         council = (
-            await again.stub().ListCouncils(pb.ListCouncilsRequest(include_agents=True))
+            await restarted.stub().ListCouncils(pb.ListCouncilsRequest(include_agents=True))
         ).councils[0]
         assert [agent.agent_id for agent in council.agents] == ["agent-dev-001", "specialist"]
-        await _check_metrics(again, deliberations=6)
+        await _check_metrics(restarted, deliberations=6)
         # The plan continues after the restart: its first task ends without a winner, so the second
         # cannot start and reports why.
-        pending = await again.stub().GetDeliberationResult(
+        pending = await restarted.stub().GetDeliberationResult(
             pb.GetDeliberationResultRequest(task_id=hanging)
         )
         assert pending.status == pb.DELIBERATION_STATUS_PENDING
-        await again.stub().CancelDeliberation(pb.CancelDeliberationRequest(task_id=waiting))
-        assert (await decided(again.stub(), waiting)).status == pb.DELIBERATION_STATUS_CANCELLED
-        finished = await _finished(again, "story-2")
+        await restarted.stub().CancelDeliberation(pb.CancelDeliberationRequest(task_id=waiting))
+        assert (await decided(restarted.stub(), waiting)).status == pb.DELIBERATION_STATUS_CANCELLED
+        finished = await _finished(restarted, "story-2")
         assert finished == {waiting: "CANCELLED", hanging: "SKIPPED"}
-        skipped = await decided(again.stub(), hanging)
+        skipped = await decided(restarted.stub(), hanging)
         assert skipped.status == pb.DELIBERATION_STATUS_FAILED
         assert (
             f"not started: {waiting}, whose work it builds on, has no winner"
             in skipped.error_message
         )
-        await _what_cannot_start_is_not_processed(again)
+        await _what_cannot_start_is_not_processed(restarted)
 
 
 async def _what_cannot_start_is_not_processed(app: Served) -> None:
@@ -92,10 +92,10 @@ async def _what_cannot_start_is_not_processed(app: Served) -> None:
             event_type="story.transitioned", case_id=story, to_state="PLANNING", metadata=fields
         )
 
-    outside = str(app.command.data_dir.parent)
+    outside_path = str(app.command.data_dir.parent)
     for repository, reason in (
         ("no-such", "no repository 'no-such'"),
-        (outside, "is not below an allowed root"),
+        (outside_path, "is not below an allowed root"),
     ):
         answer = await app.stub().ProcessPlanningEvent(moved("story-3", repository=repository))
         assert (answer.processed, list(answer.derived_task_ids)) == (False, [])
@@ -207,8 +207,8 @@ async def _finished(app: Served, story: str) -> dict[str, str]:
     """Return the outcomes of the tasks of a story's plan, from the log."""
     async with asyncio.timeout(60):
         while True:
-            done = await app.command("log", "tail", "--json")
-            for line in done.out.splitlines():
+            events = await app.command("log", "tail", "--json")
+            for line in events.out.splitlines():
                 event = json.loads(line)
                 if event["type"] == "moothall.plan.finished" and event["data"]["story_id"] == story:
                     return dict(event["data"]["tasks"])

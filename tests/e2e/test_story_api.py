@@ -80,12 +80,12 @@ def repo(tmp_path: Path) -> Path:
 
 
 async def follow(
-    session: aiohttp.ClientSession, url: str, until: str, after: int = 0
+    session: aiohttp.ClientSession, url: str, until: str, last_seq: int = 0
 ) -> list[tuple[int, str]]:
     """Return seq and state of each board event up to the first one in a state."""
     states: list[tuple[int, str]] = []
     async with session.get(
-        f"{url}/api/v1/events", headers={"Last-Event-ID": str(after)}
+        f"{url}/api/v1/events", headers={"Last-Event-ID": str(last_seq)}
     ) as response:
         assert response.content_type == "text/event-stream"
         async for line in response.content:
@@ -126,8 +126,8 @@ async def test_a_story_is_carried_to_its_commit_over_the_json_api(
 
         async def move(event: str) -> str:
             while True:
-                seen = await ask("GET", story)
-                if any(line["event"] == event and not line["missing"] for line in seen["moves"]):
+                current = await ask("GET", story)
+                if any(line["event"] == event and not line["missing"] for line in current["moves"]):
                     moved = await ask("POST", f"{story}/transitions", {"event": event})
                     if not moved["blocked"]:
                         return str(moved["state"])
@@ -161,11 +161,11 @@ async def test_a_story_is_carried_to_its_commit_over_the_json_api(
         ]
         # Nothing is lost or duplicated.
         assert await follow(session, url, "done", events[1][0]) == events[2:]
-    shown = subprocess.run(
+    committed = subprocess.run(
         ["git", "show", f"{checked['branch']}:greet.py"],
         cwd=repo,
         check=True,
         capture_output=True,
         text=True,
     ).stdout
-    assert shown == CODE
+    assert committed == CODE

@@ -84,12 +84,12 @@ async def test_a_story_is_merged_into_a_moved_branch(own_command: Command, repo:
         commit(repo, "other.txt", "meanwhile\n")
         (repo / "other.txt").write_text("not committed\n", encoding="utf-8")
         (repo / "new.txt").write_text("not known\n", encoding="utf-8")
-        before = git(repo, "rev-parse", "HEAD")
+        head_before = git(repo, "rev-parse", "HEAD")
         await person.move("accept")
         delivery = await person.delivery_record()
         assert (delivery["status"], delivery["branch"]) == ("merged", "main")
         head = git(repo, "rev-parse", "HEAD")
-        assert (head, git(repo, "rev-parse", "HEAD^1")) == (delivery["commit_sha"], before)
+        assert (head, git(repo, "rev-parse", "HEAD^1")) == (delivery["commit_sha"], head_before)
         assert git(repo, "symbolic-ref", "HEAD") == "refs/heads/main"
         message = git(repo, "log", "-1", "--format=%B")
         assert message.startswith("Merge story: Texts in both cases")
@@ -160,10 +160,12 @@ async def test_neo4j_leads_from_a_merged_line_to_its_approver_for_its_tenant_onl
         response = await ContextServiceStub(app.channel).GetContext(pack, metadata=METADATA)
         assert "Texts in both cases" in response.context
         assert "It reads well." in response.context
-        other = (("authorization", "Bearer a-token-of-somebody-elsewhere"),)
-        nothing = await ContextServiceStub(app.channel).GetContext(pack, metadata=other)
-        assert "Texts" not in nothing.context
-        assert "reads well" not in nothing.context
+        other_caller = (("authorization", "Bearer a-token-of-somebody-elsewhere"),)
+        foreign_context = await ContextServiceStub(app.channel).GetContext(
+            pack, metadata=other_caller
+        )
+        assert "Texts" not in foreign_context.context
+        assert "reads well" not in foreign_context.context
 
 
 async def test_a_conflict_with_the_branch_goes_back_to_the_council(

@@ -108,13 +108,13 @@ async def test_the_changes_of_two_tasks_are_merged(
 async def test_a_story_is_edited_archived_and_restored_on_the_command_line(
     own_command: Command,
 ) -> None:
-    made = await own_command("story", "new", "Export", "--ac", AC[0])
-    story = made.out.strip()
+    created = await own_command("story", "new", "Export", "--ac", AC[0])
+    story = created.out.strip()
     edited = await own_command("story", "edit", story, "--title", "Export a month", "--rigor", "L0")
     assert edited.code == 0, edited.err
     assert "points of the coach" in edited.err
-    shown = await own_command("story", "show", story)
-    assert shown.out.startswith(f"Export a month\n- {AC[0]}\n")
+    details = await own_command("story", "show", story)
+    assert details.out.startswith(f"Export a month\n- {AC[0]}\n")
     assert (await own_command("story", "archive", story)).out == "archived\n"
     assert (await own_command("story", "list")).out == ""
     assert story in (await own_command("story", "list", "--all")).out
@@ -171,25 +171,27 @@ async def test_a_story_is_completed_on_the_command_line(
         late = await own_command("story", "plan", story, "--change", str(tmp_path / "plan.json"))
         assert (late.code, "were changed by local since you saw them" in late.err) == (2, True)
         assert await once_allowed(story) == "build"
-        nobody = await own_command("story", "approve", story)
+        early_approval = await own_command("story", "approve", story)
         async with asyncio.timeout(180):
-            while nobody.code == 2 and "councils are at work" in nobody.err:
-                nobody = await own_command("story", "approve", story)
-        assert "its tasks have ended" not in nobody.err, (
+            while early_approval.code == 2 and "councils are at work" in early_approval.err:
+                early_approval = await own_command("story", "approve", story)
+        assert "its tasks have ended" not in early_approval.err, (
             await own_command("story", "show", story)
         ).out
-        assert (nobody.out.strip() or await once_allowed(story)) == "docs"
+        assert (early_approval.out.strip() or await once_allowed(story)) == "docs"
         await own_command("story", "comment", story, "well done")
         of_line = await own_command("story", "comment", story, "good", "--line", "tools/one.py:1")
         assert of_line.code == 0, of_line.err
-        wrong = await own_command("story", "comment", story, "what?", "--line", "tools/one.py:900")
-        assert (wrong.code, "no such line 900" in wrong.err) == (2, True)
+        refused = await own_command(
+            "story", "comment", story, "what?", "--line", "tools/one.py:900"
+        )
+        assert (refused.code, "no such line 900" in refused.err) == (2, True)
         assert (await own_command("story", "approve", story)).out == "done\n"
-    shown = await own_command("story", "show", story)
-    assert "checked as a whole: passed" in shown.out
-    assert "local says: well done" in shown.out
-    assert "local says of tools/one.py, line 1: good" in shown.out
-    assert re.search(r"(?m)^1\. task-\w+ \(dev\): won: agent-dev-\d+, ", shown.out), shown.out
+    details = await own_command("story", "show", story)
+    assert "checked as a whole: passed" in details.out
+    assert "local says: well done" in details.out
+    assert "local says of tools/one.py, line 1: good" in details.out
+    assert re.search(r"(?m)^1\. task-\w+ \(dev\): won: agent-dev-\d+, ", details.out), details.out
     (row,) = json.loads((await own_command("story", "list", "--json")).out)
     assert (row["state"], row["branch"]) == ("done", f"moothall/{story}")
     assert git(repo, "rev-parse", row["branch"]) == row["commit_sha"]

@@ -34,7 +34,7 @@ SECRET = "hunter2-hunter2-hunter2"
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ReceivedSpan:
     """A span as a collector receives it."""
 
     name: str
@@ -50,7 +50,7 @@ class Seen:
 class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
     """A span collector."""
 
-    spans: dict[str, Seen] = field(default_factory=dict)
+    spans: dict[str, ReceivedSpan] = field(default_factory=dict)
     headers: set[str] = field(default_factory=set)
     raw: bytes = b""
 
@@ -60,7 +60,7 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
         for resource in request.resource_spans:
             about = _attributes(resource.resource.attributes)
             for span in (span for scope in resource.scope_spans for span in scope.spans):
-                self.spans[span.span_id.hex()] = Seen(
+                self.spans[span.span_id.hex()] = ReceivedSpan(
                     name=span.name,
                     trace=span.trace_id.hex(),
                     id=span.span_id.hex(),
@@ -71,10 +71,10 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
                 )
         return trace_service_pb2.ExportTraceServiceResponse()
 
-    def named(self, name: str) -> list[Seen]:
+    def named(self, name: str) -> list[ReceivedSpan]:
         return [span for span in self.spans.values() if span.name == name]
 
-    def path_to_root(self, span: Seen) -> list[str]:
+    def path_to_root(self, span: ReceivedSpan) -> list[str]:
         """Return the names from a span up to the one without a parent here."""
         names = [span.name]
         while (above := self.spans.get(span.parent)) is not None:
@@ -212,12 +212,12 @@ async def test_one_trace_covers_a_call_and_each_model_and_tool_call(tmp_path: Pa
 
 def _assert_one_trace(receiver: Receiver, model: ScriptedModel) -> None:
     assert {span.trace for span in receiver.spans.values()} == {TRACE}
-    seen = {
+    names = {
         "<package>.<Service>/<Method>" if "/" in span.name else span.name
         for span in receiver.spans.values()
     }
     documented = {name.strip("`") for name, _ in table("telemetry.md", "span")}
-    assert seen == documented - {"<METHOD> <route>"}  # this caller uses gRPC
+    assert names == documented - {"<METHOD> <route>"}  # this caller uses gRPC
     call = receiver.named("orchestrator.v1.OrchestratorService/Deliberate")[0]
     assert call.parent == CALLER_SPAN
     root = ["deliberation", "submit", call.name]

@@ -45,22 +45,24 @@ async def test_equal_task_ids_of_two_tenants_are_independent(
         await _check_separate_workspaces(app, repo)
         await _check_separate_stories(app)
         views = {token: await _tenant_view(app, token) for token in TEAMS}
-    async with served(command) as again:
+    async with served(command) as restarted:
         for token, team in TEAMS.items():
-            assert await _tenant_view(again, token) == views[token]
-            other = next(name for name in TEAMS.values() if name != team)
-            assert other not in json.dumps(views[token])
+            assert await _tenant_view(restarted, token) == views[token]
+            other_team = next(name for name in TEAMS.values() if name != team)
+            assert other_team not in json.dumps(views[token])
         assert (
-            await again.stub(EVE).CancelDeliberation(pb.CancelDeliberationRequest(task_id=LATER))
+            await restarted.stub(EVE).CancelDeliberation(
+                pb.CancelDeliberationRequest(task_id=LATER)
+            )
         ).status
-        response = await again.stub().GetDeliberationResult(
+        response = await restarted.stub().GetDeliberationResult(
             pb.GetDeliberationResultRequest(task_id=LATER)
         )
         assert response.status in {
             pb.DELIBERATION_STATUS_PENDING,
             pb.DELIBERATION_STATUS_IN_PROGRESS,
         }
-        await again.stub().CancelDeliberation(pb.CancelDeliberationRequest(task_id=LATER))
+        await restarted.stub().CancelDeliberation(pb.CancelDeliberationRequest(task_id=LATER))
         listed = await command("list", "--json")
         assert listed.document["tasks"] == []  # the stories of this machine's own tenant
 

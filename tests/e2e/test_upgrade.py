@@ -92,24 +92,24 @@ async def test_a_running_deliberation_of_an_older_version_is_finished(
     script, model = seats
     python = install_older(tmp_path / "before")
     sample = make_sample(tmp_path / "sample").path
-    now = Command(tmp_path / "data", model.base_url, {**QUICK, "MOOTHALL_RAY__MODE": "process"})
+    current = Command(tmp_path / "data", model.base_url, {**QUICK, "MOOTHALL_RAY__MODE": "process"})
     # The older version finds the server of the bus on PATH: its own environment has none.
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    before = Command(
+    older = Command(
         tmp_path / "data",
         model.base_url,
         QUICK | {"PYTHONPATH": "", "PATH": path},
         python=str(python),
     )
-    where = subprocess.run(
+    location = subprocess.run(
         (python, "-c", "import moothall; print(moothall.__file__)"),
-        env=before.environment(),
+        env=older.environment(),
         check=True,
         capture_output=True,
         text=True,
     )
-    assert where.stdout.startswith(str(tmp_path / "before/env")), "the older wheel runs"
-    process = await before.start(
+    assert location.stdout.startswith(str(tmp_path / "before/env")), "the older wheel runs"
+    process = await older.start(
         "deliberate", "--task-id", TASK, "Add hello_world() function to src/utils.py", cwd=sample
     )
     async with asyncio.timeout(120):
@@ -123,11 +123,11 @@ async def test_a_running_deliberation_of_an_older_version_is_finished(
     ((first, calls),) = script.answered.items()
 
     script.open.set()
-    async with served(now), asyncio.timeout(180):
-        while not (shown := (await now("show", TASK, "--json")).document).get("winner_id"):
+    async with served(current), asyncio.timeout(180):
+        while not (details := (await current("show", TASK, "--json")).document).get("winner_id"):
             await asyncio.sleep(1)
-    assert shown["status"] == "COMPLETED", shown
+    assert details["status"] == "COMPLETED", details
     assert script.answered[first] == calls, "a recorded model call was repeated"
     assert len(script.answered) == 3
-    winner = await now("diff", TASK, cwd=sample)
+    winner = await current("diff", TASK, cwd=sample)
     assert "hello_world" in winner.out, winner

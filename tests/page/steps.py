@@ -58,8 +58,8 @@ async def wait_for_state(user: Reader, state: str, button: str = "") -> None:
 
     async def so() -> bool:
         await user.page.reload()
-        now = (await user.page.inner_text("strong.state")).lower()
-        return now == state and (
+        current = (await user.page.inner_text("strong.state")).lower()
+        return current == state and (
             not button or await user.page.get_by_role("button", name=button).first.is_enabled()
         )
 

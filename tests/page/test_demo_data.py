@@ -51,9 +51,9 @@ async def test_the_demo_project_shows_every_state(chromium: Browser, demo: Comma
     assert (code, "already has stories" in output) == (1, True)
     async with served(demo) as app, reader(chromium) as user:
         await user.sign_in(app.link)
-        shown = await user.text()
+        text = await user.text()
         for words in ("running", "needs you", "build failed", "check failed", "stopped", "merged"):
-            assert words in shown, words
+            assert words in text, words
         await expect(user.page.locator(".cards > li")).to_have_count(38)
         await check_appearance(user, "demo-board")
         await user.page.get_by_role("link", name="Archived (2)").click()
@@ -75,4 +75,4 @@ async def test_the_demo_project_shows_every_state(chromium: Browser, demo: Comma
         await user.page.locator(".runs tbody a").first.click()
         await expect(user.page.get_by_text("shop/labels/rules.py").first).to_be_attached()
         await check_appearance(user, "demo-review")
-        assert user.wrong == []
+        assert user.errors == []

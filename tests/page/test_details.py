@@ -53,7 +53,7 @@ async def test_a_mistyped_repository_is_reported_while_typing_and_not_stored(
         await expect(user.page.locator("#coach")).to_contain_text("projetc")
         await user.press("Create")
         await expect(user.page.get_by_role("alert")).to_contain_text("projetc")
-        assert "400" in user.wrong.pop()  # the browser's message about the refusal
+        assert "400" in user.errors.pop()  # the browser's message about the refusal
         await user.page.get_by_label("Repository").fill("project")
         await user.page.get_by_label("Budget in tokens").fill("5000")
         await user.press("Create")
@@ -63,7 +63,7 @@ async def test_a_mistyped_repository_is_reported_while_typing_and_not_stored(
         await user.page.get_by_label("Budget in tokens").fill("9000")
         await user.press("Save")
         await expect(user.page.get_by_text("9,000 of 9,000 left")).to_be_visible()
-        assert user.wrong == []
+        assert user.errors == []
 
 
 async def test_joiners_directions_icon_and_times_are_shown(
@@ -85,14 +85,14 @@ async def test_joiners_directions_icon_and_times_are_shown(
         [cookie] = await user.page.context.cookies()
         session = {"name": cookie["name"], "value": cookie["value"], "url": user.web}
         await context.add_cookies([session])  # type: ignore[list-item]
-        other = await context.new_page()
-        await other.goto(user.page.url)
-        time = other.get_by_role("row", name="Refine").locator("time")
+        other_page = await context.new_page()
+        await other_page.goto(user.page.url)
+        time = other_page.get_by_role("row", name="Refine").locator("time")
         moment = datetime.fromisoformat(str(await time.get_attribute("datetime")))
         local = moment.astimezone(UTC) - timedelta(hours=5)  # New York in winter
         await expect(time).to_contain_text(f"{local:%H:%M}")
         await context.close()
-        assert user.wrong == []
+        assert user.errors == []
 
 
 async def test_a_refused_call_shows_its_reason_and_a_link_to_the_parked_requests(
@@ -122,4 +122,4 @@ async def test_a_refused_call_shows_its_reason_and_a_link_to_the_parked_requests
         await panel.get_by_role("link").click()
         await expect(user.page.get_by_role("heading", name="Parked requests")).to_be_visible()
         assert await user.page.title() != "owned"
-        assert user.wrong == []
+        assert user.errors == []

@@ -75,7 +75,7 @@ async def test_a_product_owner_and_a_tester_work_on_a_story_concurrently(
         row = tester.page.get_by_role("row", name="Accept test")
         await expect(row).to_contain_text("you")
         await expect(tester.page.get_by_role("row", name="Accept design")).to_contain_text("pat")
-        assert owner.wrong == tester.wrong == []
+        assert owner.errors == tester.errors == []
 
 
 async def test_an_operator_changes_a_quota_and_others_only_see_it(
@@ -99,5 +99,5 @@ async def test_an_operator_changes_a_quota_and_others_only_see_it(
         await operator.press("Save quotas")
         await expect(operator.page.get_by_role("alert")).to_contain_text("is not a whole number")
         await expect(operator.page.get_by_label("Tokens per day", exact=True)).to_have_value("many")
-        assert "400" in operator.wrong.pop()  # the browser's message about the refusal
-        assert operator.wrong == owner.wrong == []
+        assert "400" in operator.errors.pop()  # the browser's message about the refusal
+        assert operator.errors == owner.errors == []

@@ -132,7 +132,7 @@ async def test_a_story_is_reviewed_and_sent_back(chromium: Browser, project: Com
         await _review_by_keyboard(user)
         await expect(user.page.locator("strong.state")).to_have_text("Build")
         assert user.page.url == story
-        assert user.wrong == []
+        assert user.errors == []
 
 
 async def _check_diff(user: Reader) -> None:
@@ -195,7 +195,7 @@ async def test_a_rewrite_by_the_coach_can_be_accepted_or_rejected(
         await user.press("Refine")
         await user.press("Submit")
         assert BIDI not in await user.text()
-        assert user.wrong == []
+        assert user.errors == []
         await _open_in_the_graph(user)
 
 
@@ -208,7 +208,7 @@ async def _open_in_the_graph(user: Reader) -> None:
         return "Task Divide this story" in await user.text()  # a title, not an id
 
     await until(is_drawn)
-    user.wrong.clear()  # the graph may have been late
+    user.errors.clear()  # the graph may have been late
     node = user.page.locator(".neighbours > li", has_text="Transition refine").first
     await node.locator("summary").focus()
     await user.page.keyboard.press("Enter")
@@ -219,4 +219,4 @@ async def _open_in_the_graph(user: Reader) -> None:
     kinds = await user.page.locator(".neighbours > li > a").all_inner_texts()
     assert kinds
     assert all(kind.startswith("Transition") for kind in kinds)
-    assert user.wrong == []
+    assert user.errors == []

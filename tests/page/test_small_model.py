@@ -60,7 +60,7 @@ async def test_a_story_is_built_by_the_small_model_and_approved(
         await wait_for_state(user, "done")
         branch = await user.page.locator("tr:has(th:text-is('Branch')) td").inner_text()
         assert "def hello_world" in git(tmp_path / "project", "show", f"{branch}:src/utils.py")
-        assert user.wrong == []
+        assert user.errors == []
 
 
 async def _built(user: Reader) -> bool:
@@ -68,14 +68,14 @@ async def _built(user: Reader) -> bool:
     solved it.
     """
 
-    async def ended() -> bool:
+    async def has_ended() -> bool:
         await user.page.reload()
         text = await user.text()
         dispatched = "begins when those before it" not in text  # shown until its task is dispatched
         next_steps = await user.page.locator("ol.tasks > li > p", has_text="Next:").count()
         return (next_steps > 0 and dispatched) or await _may_accept(user)
 
-    await until(ended, 500)
+    await until(has_ended, 500)
     return await _may_accept(user)
 
 

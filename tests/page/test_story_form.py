@@ -50,7 +50,7 @@ async def test_a_story_is_edited_archived_found_and_restored(
         await user.page.get_by_label("Search stories").fill("invoices")
         await user.page.keyboard.press("Enter")
         await expect(user.page.get_by_text("No story matches.")).to_be_visible()
-        assert user.wrong == []
+        assert user.errors == []
 
 
 async def test_typed_text_survives_a_restart_and_an_ended_session(
@@ -116,16 +116,16 @@ async def test_a_stopped_story_stops_its_councils(chromium: Browser, command: Co
         await expect(user.page.locator("strong.state")).to_have_text("Cancelled", timeout=30_000)
         await user.open("/")
         await expect(user.page.locator(".status")).to_have_text("stopped")
-        assert user.wrong == []
+        assert user.errors == []
 
 
 async def test_a_build_that_failed_without_a_model_can_be_retried(
     chromium: Browser, tmp_path: Path, repo: Path
 ) -> None:
-    away = True
+    is_unavailable = True
 
     def reply(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
-        if away and "Divide this story" not in task_of(body):
+        if is_unavailable and "Divide this story" not in task_of(body):
             return Fault("status", message="model away", status=400)
         return by_words(body, headers)
 
@@ -146,7 +146,7 @@ async def test_a_build_that_failed_without_a_model_can_be_retried(
             await check_appearance(user, "story-retry")
             await user.open("/?show=needs-you")
             await expect(user.page.locator(".status")).to_have_text("build failed")
-            away = False
+            is_unavailable = False
             await user.page.goto(story)
             await user.press("Retry")
             await wait_for_state(user, "test", "Accept test")
@@ -157,7 +157,7 @@ async def test_a_build_that_failed_without_a_model_can_be_retried(
             result = user.page.get_by_role("region", name="Result", exact=True)
             await expect(result).to_contain_text("git merge moothall/")
             await check_appearance(user, "story-done")
-            assert user.wrong == []
+            assert user.errors == []
 
 
 async def test_a_comment_field_is_focused_and_lists_stay_open(
@@ -180,4 +180,4 @@ async def test_a_comment_field_is_focused_and_lists_stay_open(
         await user.page.go_back()
         await user.page.go_back()
         await expect(task).to_have_attribute("open", "")
-        assert user.wrong == []
+        assert user.errors == []

@@ -59,14 +59,14 @@ class EventLog:
 
     def add(self, kind: EventType, about: str, data: Mapping[str, Any]) -> Event:
         """Append an event."""
-        when = (self.start + timedelta(seconds=len(self.events))).isoformat()
+        time = (self.start + timedelta(seconds=len(self.events))).isoformat()
         event = new_event(
             kind,
             about,
             data,
             ordinal=len(self.events),
             tenant=self.tenant,
-            time=when,
+            time=time,
             cause=str(self.start),
         )
         self.events.append(event)
@@ -232,7 +232,7 @@ class EventLog:
         )
         return self
 
-    def whole(self) -> EventLog:
+    def completed(self) -> EventLog:
         """Append all of it."""
         return self.received().deliberated().decided().approved()
 
@@ -264,13 +264,13 @@ class EventLog:
             "seat": seat,
         }
         self.add(EventType.TOOL_STARTED, "ws-1", {**about, "arguments_digest": digest("arguments")})
-        done = {
+        outcome = {
             "status": "success",
             "duration_ms": 3,
             "usage": {"cpu_ms": 2, "max_rss_bytes": 4096},
             "audit_id": "host:1",
         }
-        self.add(EventType.TOOL_FINISHED, "ws-1", {**about, **done, "output": {}, "error": ""})
+        self.add(EventType.TOOL_FINISHED, "ws-1", {**about, **outcome, "output": {}, "error": ""})
 
     def _checked(self, seat: str) -> None:
         passed = seat == SEATS[0]
@@ -308,6 +308,6 @@ class EventLog:
             )
 
 
-def recorded(events: Sequence[Event], after: int = 0) -> list[Recorded]:
+def recorded(events: Sequence[Event], last_seq: int = 0) -> list[Recorded]:
     """Return the events as recorded on the log."""
-    return [Recorded(after + number, event) for number, event in enumerate(events, 1)]
+    return [Recorded(last_seq + number, event) for number, event in enumerate(events, 1)]

@@ -189,8 +189,8 @@ def container() -> Iterator[Address]:
 
 def _parsed(url: str) -> Address:
     parts = urlsplit(url)
-    where = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-    return Address(where, unquote(parts.username or "neo4j"), unquote(parts.password or ""))
+    public_url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    return Address(public_url, unquote(parts.username or "neo4j"), unquote(parts.password or ""))
 
 
 def docker_runs() -> bool:

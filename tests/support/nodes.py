@@ -53,7 +53,7 @@ class NearbyNodes:
             raise WorkspaceFailed("it is gone")
         if node in self.frozen:
             await asyncio.Event().wait()
-        answer = _sent(await getattr(self.served[node], method)(*_sent(arguments)))
+        answer = _pickled(await getattr(self.served[node], method)(*_pickled(arguments)))
         if node in self.frozen:
             await asyncio.Event().wait()
         return answer
@@ -68,7 +68,7 @@ class NearbyNodes:
         yield [data[at : at + _PART] for at in range(0, len(data), _PART)]
 
 
-def _sent(value: Any) -> Any:
+def _pickled(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value))  # noqa: S301 - our own
 
 
@@ -85,8 +85,8 @@ async def nearby_nodes(
     carrier = NearbyNodes()
     async with AsyncExitStack() as stack:
         for number in range(count):
-            own = settings.model_copy(update={"data_dir": folder / f"node-{number}"})
-            carrier.served[f"node-{number}"] = NodeSandboxes(own, fetch, pace)
+            node_settings = settings.model_copy(update={"data_dir": folder / f"node-{number}"})
+            carrier.served[f"node-{number}"] = NodeSandboxes(node_settings, fetch, pace)
         serving = [asyncio.create_task(node.serve()) for node in carrier.served.values()]
 
         async def end() -> None:

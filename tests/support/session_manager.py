@@ -59,12 +59,12 @@ class OneRepository:
     `asked` holds the requested references.
     """
 
-    requested: list[RepositoryRef] = field(default_factory=list)
+    requested_refs: list[RepositoryRef] = field(default_factory=list)
 
     async def resolve(self, ref: RepositoryRef, *, tenant: str = "local") -> Base:
         """Return the one commit."""
         del tenant
-        self.requested.append(ref)
+        self.requested_refs.append(ref)
         if ref.id != "sample":
             raise NotFound(f"no repository {ref.id or ref.url!r}")
         return Base("sample", SHA, Profile())

@@ -73,10 +73,10 @@ def perfect_prefill(prompts: Sequence[Sequence[int]], block: int) -> int:
     """Return the number of computed tokens if no whole block is computed twice after the same
     prefix.
     """
-    seen: set[tuple[int, ...]] = set()
+    blocks: set[tuple[int, ...]] = set()
     for prompt in prompts:
-        seen.update(tuple(prompt[:end]) for end in range(block, len(prompt) + 1, block))
-    return block * len(seen) + sum(len(prompt) % block for prompt in prompts)
+        blocks.update(tuple(prompt[:end]) for end in range(block, len(prompt) + 1, block))
+    return block * len(blocks) + sum(len(prompt) % block for prompt in prompts)
 
 
 def in_common(prompts: Sequence[Sequence[int]]) -> int:

@@ -116,27 +116,27 @@ class App:
     async def stands(self, state: str, *facts: str) -> None:
         """Wait until the story is in a state with these facts."""
 
-        async def there() -> bool:
-            stand = (await self.card()).position
-            return stand.state == state and stand.facts >= set(facts)
+        async def has_state() -> bool:
+            position = (await self.card()).position
+            return position.state == state and position.facts >= set(facts)
 
-        await self.until(there)
+        await self.until(has_state)
 
-    async def requested(self, number: int) -> DeliberationRequest:
+    async def wait_for_request(self, number: int) -> DeliberationRequest:
         """Return the `number`-th request, from 1."""
 
-        async def there() -> bool:
-            return len(self.deliberations.known()) >= number
+        async def is_requested() -> bool:
+            return len(self.deliberations.task_ids()) >= number
 
-        await self.until(there)
-        return self.deliberations.request(self.deliberations.known()[number - 1])
+        await self.until(is_requested)
+        return self.deliberations.request(self.deliberations.task_ids()[number - 1])
 
     async def to_test(self) -> str:
         """Move the story from backlog to test, and return the id of its task."""
         await self.move("refine", "submit")
         await self.stands("design", "planned")
         await self.move("accept_design")
-        task = await self.requested(1)
+        task = await self.wait_for_request(1)
         await self.deliberations.decide(won(task.task_id, A))
         await self.stands("test")
         return task.task_id

@@ -100,10 +100,10 @@ def repo_of(app: Served) -> Path:
 async def test_a_workspace_is_opened_used_and_closed_and_a_parked_request_runs_once(
     app: Served, web: Web
 ) -> None:
-    where = {"repository": {"url": str(repo_of(app))}, "role": "DEV"}
-    assert (await web("POST", "/v1/workspaces", where, token=""))[0] == 401
-    assert (await web("POST", "/v1/workspaces", where, token="x" * 20))[0] == 401
-    status, workspace = await web("POST", "/v1/workspaces", where)
+    body = {"repository": {"url": str(repo_of(app))}, "role": "DEV"}
+    assert (await web("POST", "/v1/workspaces", body, token=""))[0] == 401
+    assert (await web("POST", "/v1/workspaces", body, token="x" * 20))[0] == 401
+    status, workspace = await web("POST", "/v1/workspaces", body)
     assert status == 201, workspace
 
     async def call(
@@ -189,7 +189,7 @@ async def test_a_kernel_task_runs_from_its_prompt_to_its_end(app: Served) -> Non
     first = stub.StreamTaskEvents(
         kernel.StreamTaskEventsRequest(task_id=task.task_id), **as_(ALICE)
     )
-    seen = [await first.read() for _ in range(3)]
+    first_events = [await first.read() for _ in range(3)]
     first.cancel()  # the client disconnects and returns
 
     def execution(
@@ -227,9 +227,9 @@ async def test_a_kernel_task_runs_from_its_prompt_to_its_end(app: Served) -> Non
     with pytest.raises(grpc.aio.AioRpcError, match="token"):
         await execution("e-3", "files.read", token="x.y.z", path="src/utils.py")
 
-    rest = await events(stub, task.task_id, seen[-1].seq)
+    rest = await events(stub, task.task_id, first_events[-1].seq)
     all_events = await events(stub, task.task_id)
-    assert all_events == [*seen, *rest]
+    assert all_events == [*first_events, *rest]
     for place, event in enumerate(all_events):
         assert await events(stub, task.task_id, event.seq) == all_events[place + 1 :]
     decided = dict(all_events[-1].payload)

@@ -161,8 +161,8 @@ async def test_ctrl_c_cancels_the_task(command: Command, model: ScriptedModel, r
     async with asyncio.timeout(20):
         while model.in_flight:
             await asyncio.sleep(0.05)
-    again = await command(*args)
-    assert (again.code, again.document["status"]) == (1, "CANCELLED"), again.err
+    repeated = await command(*args)
+    assert (repeated.code, repeated.document["status"]) == (1, "CANCELLED"), repeated.err
 
 
 async def test_a_question_outside_a_repository_is_about_text(

@@ -45,10 +45,16 @@ async def test_an_escape_attempt_is_contained(
         return await guarded_workspace.call(name, arguments)
 
     async def run(code: str) -> tuple[ToolStatus, str, str]:
-        ran = await runner.run(
-            CodeBlock(code, TOOLS, in_seconds(8), "local"), await guarded_workspace.inside(), ask
+        block_run = await runner.run(
+            CodeBlock(code, TOOLS, in_seconds(8), "local"),
+            await guarded_workspace.open_workspace(),
+            ask,
         )
-        return ran.status, f"{ran.printed}\n{ran.value}\n{ran.error}", ran.tier
+        return (
+            block_run.status,
+            f"{block_run.printed}\n{block_run.value}\n{block_run.error}",
+            block_run.tier,
+        )
 
     status, output, tier = await run(filled(attempt.arguments["code"], placeholders))
     TIERS[tier] += 1

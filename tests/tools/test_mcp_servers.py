@@ -44,17 +44,19 @@ async def test_a_server_keeps_its_memory_until_its_workspace_ends(
     """Its memory belongs to one workspace and lasts from call to call; its end is reported, and
     then it starts afresh.
     """
-    (own := tmp_path / "own").mkdir()
-    put_servers(own)
+    (server_folder := tmp_path / "own").mkdir()
+    put_servers(server_folder)
     servers = {
-        "notes": honest(own),
-        "brief": honest(own, keep_seconds=0),
-        "idle": honest(own, keep_seconds=0.5),
+        "notes": honest(server_folder),
+        "brief": honest(server_folder, keep_seconds=0),
+        "idle": honest(server_folder, keep_seconds=0.5),
     }
-    servers["among"] = honest(own, files="write")
-    settings = settings_with(tmp_path, tools, servers, sandbox={"toolchains": (VENV, own)})
+    servers["among"] = honest(server_folder, files="write")
+    settings = settings_with(
+        tmp_path, tools, servers, sandbox={"toolchains": (VENV, server_folder)}
+    )
     async with open_mcp_workspace(settings, tmp_path) as mcp:
-        assert running(own) == [], "listing the tools leaves a process behind"
+        assert running(server_folder) == [], "listing the tools leaves a process behind"
 
         async def remembered(server: str, word: str) -> Any:
             result = await mcp.call(f"mcp.{server}.counts", word=word)
@@ -62,15 +64,15 @@ async def test_a_server_keeps_its_memory_until_its_workspace_ends(
 
         assert await remembered("notes", "a") == ["a"]
         assert await remembered("notes", "b") == ["a", "b"]
-        for once in ("brief", "among"):
-            assert await remembered(once, "a") == ["a"]
-            assert await remembered(once, "b") == ["b"]
+        for short_lived in ("brief", "among"):
+            assert await remembered(short_lived, "a") == ["a"]
+            assert await remembered(short_lived, "b") == ["b"]
         side_by_side = await asyncio.gather(*(remembered("notes", sign) for sign in "cd"))
         assert sorted(map(len, side_by_side)) == [3, 4]
 
         assert (await mcp.call("mcp.notes.leaves", seconds=0.2)).status is ToolStatus.SUCCESS
         async with asyncio.timeout(30):
-            while running(own):
+            while running(server_folder):
                 await asyncio.sleep(0.05)
         # A process releases its memory, by which it is found, before its connection.
         await asyncio.sleep(0.5)
@@ -83,9 +85,9 @@ async def test_a_server_keeps_its_memory_until_its_workspace_ends(
         assert await remembered("notes", "g") == ["g"], "the end is reported once"
 
         assert await remembered("idle", "a") == ["a"]
-        assert len(running(own)) == 2
+        assert len(running(server_folder)) == 2
         async with asyncio.timeout(30):
-            while len(running(own)) > 1:
+            while len(running(server_folder)) > 1:
                 await asyncio.sleep(0.1)
         assert "nobody called it for 0.5 s (keep_seconds)" in await remembered("idle", "b")
         assert await remembered("notes", "h") == ["g", "h"], "the other server keeps running"
@@ -96,11 +98,11 @@ async def test_a_server_keeps_its_memory_until_its_workspace_ends(
         assert late.status is ToolStatus.TIMEOUT
         assert await remembered("notes", "i") == ["i"], "a silent server is not waited for twice"
         await mcp.left("another workspace")
-        assert len(running(own)) == 1
+        assert len(running(server_folder)) == 1
         await mcp.left(mcp.workspace.id)
-        assert running(own) == []
+        assert running(server_folder) == []
         assert await remembered("notes", "j") == ["j"]
-    assert running(own) == [], "MCP servers end with their parent"
+    assert running(server_folder) == [], "MCP servers end with their parent"
 
 
 async def test_beyond_the_limit_the_least_recently_used_server_ends(
@@ -129,11 +131,11 @@ async def test_a_server_that_floods_between_calls_is_ended_and_the_next_call_rep
         for name in servers:
             assert (await mcp.call(f"mcp.{name}.honest")).status is ToolStatus.SUCCESS
         live = mcp.toolkit._server_pool._servers
-        (flooding,) = [one for key, one in live.items() if key[2] == "between"]
+        (flooding,) = [server for key, server in live.items() if key[2] == "between"]
         async with asyncio.timeout(60):
             await flooding.task  # between calls
-        ended = await mcp.call("mcp.between.honest")
-        assert "has ended since its last call: it sent more than 8000000 bytes" in ended.error
+        result = await mcp.call("mcp.between.honest")
+        assert "has ended since its last call: it sent more than 8000000 bytes" in result.error
         assert (await mcp.call("mcp.between.honest")).status is ToolStatus.SUCCESS, (
             "the server is restarted"
         )

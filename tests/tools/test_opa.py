@@ -23,7 +23,7 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _there() -> None:
+def _require_opa() -> None:
     try:
         real.program()
     except gobuilt.Missing as missing:

@@ -196,12 +196,14 @@ def answer_in_parts(_body: dict[str, Any], headers: Mapping[str, str]) -> str:
     """
     if phase_of(headers) == "plan":
         return json.dumps({"approaches": ["append", "rewrite", "edit"]})
-    more = {
+    parts = {
         "1": f"KEY = BEGIN + {REST!r}\n",
         "2": f"KEY = ''.join([{HALF!r}, {REST!r}])\n",
         "3": f"YEK = {GITHUB[::-1]!r}\n",
     }
-    return turn("files.append", path="src/utils.py", content=f"{RIGHT}{more[seat_of(headers)[-1]]}")
+    return turn(
+        "files.append", path="src/utils.py", content=f"{RIGHT}{parts[seat_of(headers)[-1]]}"
+    )
 
 
 async def test_a_key_split_into_parts_is_refused_or_shown_to_a_person(tmp_path: Path) -> None:

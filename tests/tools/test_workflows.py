@@ -40,19 +40,19 @@ async def app(tmp_path: Path) -> AsyncIterator[ToolServer]:
         yield opened
 
 
-def step(name: str, tool: str, **more: Any) -> dict[str, Any]:
+def step(name: str, tool: str, **fields: Any) -> dict[str, Any]:
     step_fields = {"needs", "retry", "timeout", "on_failure", "accept", "compensate"}
     return {
         "id": name,
         "tool": tool,
-        "arguments": {key: value for key, value in more.items() if key not in step_fields},
-        **{key: value for key, value in more.items() if key in step_fields},
+        "arguments": {key: value for key, value in fields.items() if key not in step_fields},
+        **{key: value for key, value in fields.items() if key in step_fields},
     }
 
 
-def count(name: str, **more: Any) -> dict[str, Any]:
+def count(name: str, **fields: Any) -> dict[str, Any]:
     """A step that appends a line each time it runs."""
-    return step(name, "files.append", path="count.txt", content=f"{name}\n", **more)
+    return step(name, "files.append", path="count.txt", content=f"{name}\n", **fields)
 
 
 def state_lines(events: list[pb.WorkflowEvent]) -> list[str]:
@@ -110,9 +110,9 @@ async def test_three_steps_pass_outputs_on_and_retry_and_report_progress(
     assert state_lines(await app.flow(opened, flow, after_seq=events[-2].seq)) == [
         "workflow succeeded"
     ]
-    with pytest.raises(grpc.aio.AioRpcError) as other:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
         await app.flow(opened, {**flow, "steps": flow["steps"][:1]})
-    assert other.value.code() is grpc.StatusCode.ALREADY_EXISTS
+    assert error.value.code() is grpc.StatusCode.ALREADY_EXISTS
     report = verify_all(app.data_dir)
     assert (report.ok, report.unfinished) == (True, 0)
 
@@ -263,15 +263,15 @@ async def test_a_workflow_over_http_streams_one_json_line_per_event(app: ToolSer
             ("", "succeeded"),
         ]
         assert lines[4]["result"]["output"]["content"] == "one\n"
-        again = {**named, "workflow": flow, "after_seq": lines[3]["seq"]}
-        async with web.session.post(url, json=again, headers=carried) as response:
+        resumed_request = {**named, "workflow": flow, "after_seq": lines[3]["seq"]}
+        async with web.session.post(url, json=resumed_request, headers=carried) as response:
             assert [json.loads(line)["seq"] async for line in response.content] == [
                 line["seq"] for line in lines[4:]
             ]
-        wrong = await web(
+        refused = await web(
             "POST", "/v1/workflows", {**named, "workflow": {"id": "wrong", "steps": []}}
         )
-        assert (wrong.status, wrong.json["code"]) == (400, "INVALID_REQUEST")
+        assert (refused.status, refused.json["code"]) == (400, "INVALID_REQUEST")
         assert (
             await web("POST", "/v1/workflows", {**named, "workflow": flow}, token=OTHER)
         ).status == 403

@@ -50,7 +50,7 @@ def patches(folder: Path) -> set[str]:
     return {patch["path"] for patch in kustomization(folder).get("patches", ()) if "path" in patch}
 
 
-def one(kind: str, name: str) -> dict[str, Any]:
+def manifest_named(kind: str, name: str) -> dict[str, Any]:
     return next(
         document
         for document in documents()
@@ -72,9 +72,9 @@ def test_every_manifest_is_referenced_and_valid_for_kubernetes(folder: Path) -> 
             kubernetes_validate.validate(document, KUBERNETES, strict=True)
 
 
-def is_copied(each: dict[str, Any]) -> bool:
+def is_copied(manifest: dict[str, Any]) -> bool:
     """Return whether its pod is copied from another; test_chart.py checks the result."""
-    return each["kind"] == "Deployment" and not each["spec"]["template"]["spec"]
+    return manifest["kind"] == "Deployment" and not manifest["spec"]["template"]["spec"]
 
 
 def test_the_examples_are_valid_for_kubernetes_and_use_existing_options() -> None:
@@ -95,13 +95,15 @@ def test_the_examples_are_valid_for_kubernetes_and_use_existing_options() -> Non
 
 def configured(folder: Path) -> dict[str, str]:
     """Return the ConfigMap of the services after an overlay or a component."""
-    below = [
+    parents = [
         name
         for name in kustomization(folder).get("resources", ())
         if name.startswith("../") and name != "../../base"
     ]
     environment = (
-        configured((folder / below[0]).resolve()) if below else one("ConfigMap", "moothall")["data"]
+        configured((folder / parents[0]).resolve())
+        if parents
+        else manifest_named("ConfigMap", "moothall")["data"]
     )
     parts = [(folder / name).resolve() for name in kustomization(folder).get("components", ())]
     for patch in (
@@ -125,7 +127,9 @@ def test_every_configuration_key_is_a_setting(
     keys = create_account_files(tmp_path / "keys")
     (bus,) = [
         volume["secret"]
-        for volume in one("Deployment", "moothall")["spec"]["template"]["spec"]["volumes"]
+        for volume in manifest_named("Deployment", "moothall")["spec"]["template"]["spec"][
+            "volumes"
+        ]
         if volume["name"] == "bus"
     ]
     files = {item["path"]: keys[item["key"]] for item in bus["items"]}
@@ -137,8 +141,11 @@ def test_every_configuration_key_is_a_setting(
     settings = load_settings()
     assert settings.workspace.kind == "kubernetes"
     assert settings.bus.url == environment["MOOTHALL_BUS__URL"]
-    assert settings.bus.replicas == one("StatefulSet", "nats")["spec"]["replicas"]
-    assert settings.jobs.namespace == one("ResourceQuota", "workspaces")["metadata"]["namespace"]
+    assert settings.bus.replicas == manifest_named("StatefulSet", "nats")["spec"]["replicas"]
+    assert (
+        settings.jobs.namespace
+        == manifest_named("ResourceQuota", "workspaces")["metadata"]["namespace"]
+    )
 
 
 def test_the_services_may_create_jobs_in_one_namespace_only() -> None:
@@ -159,12 +166,12 @@ def test_the_services_may_create_jobs_in_one_namespace_only() -> None:
     }
 
 
-def within(node: Any) -> Iterator[dict[str, Any]]:
+def mappings_in(node: Any) -> Iterator[dict[str, Any]]:
     """Yield every mapping in a document."""
     if isinstance(node, dict):
         yield node
     for item in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-        yield from within(item)
+        yield from mappings_in(item)
 
 
 def test_every_volume_of_the_log_is_snapshotted_and_restored() -> None:
@@ -178,14 +185,14 @@ def test_every_volume_of_the_log_is_snapshotted_and_restored() -> None:
         for document in documents(DEPLOY / "examples")
         if document["kind"] == "VolumeSnapshot"
     }
-    servers = range(one("StatefulSet", "nats")["spec"]["replicas"])
+    servers = range(manifest_named("StatefulSet", "nats")["spec"]["replicas"])
     assert claims == snapshotted == {"moothall", *(f"data-nats-{number}" for number in servers)}
 
 
 def test_both_namespaces_and_every_pod_are_restricted() -> None:
     files = [next(read(folder / name)) for folder in FOLDERS for name in patches(folder)]
-    seen = 0
-    for mapping in within([[*documents(folder)] for folder in FOLDERS] + files):
+    pod_count = 0
+    for mapping in mappings_in([[*documents(folder)] for folder in FOLDERS] + files):
         if mapping.get("kind") == "Namespace":
             assert mapping["metadata"]["labels"] == {
                 "pod-security.kubernetes.io/enforce": "restricted"
@@ -195,7 +202,7 @@ def test_both_namespaces_and_every_pod_are_restricted() -> None:
             assert mapping["securityContext"]["runAsNonRoot"] is True
             assert mapping["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         if "image" in mapping:
-            seen += 1
+            pod_count += 1
             ours = mapping["image"] in {"moothall", "nats"}
             assert mapping["securityContext"] == {
                 "allowPrivilegeEscalation": False,
@@ -203,14 +210,16 @@ def test_both_namespaces_and_every_pod_are_restricted() -> None:
                 **({"readOnlyRootFilesystem": True} if ours else {}),
                 "capabilities": {"drop": ["ALL"]},
             }
-    assert seen == 7
+    assert pod_count == 7
 
 
 def test_pods_that_read_settings_get_no_service_variables() -> None:
     """`MOOTHALL_METRICS_SERVICE_HOST`, set for the Service moothall-metrics, would end it."""
     pods = [
         mapping
-        for mapping in within([[*documents(folder)] for folder in (*FOLDERS, DEPLOY / "examples")])
+        for mapping in mappings_in(
+            [[*documents(folder)] for folder in (*FOLDERS, DEPLOY / "examples")]
+        )
         if "containers" in mapping
     ]
     ours = [
@@ -228,7 +237,7 @@ def test_private_files_stay_private_when_a_volume_is_mounted_again() -> None:
     """
     pods = [
         mapping
-        for mapping in within([[*documents(folder)] for folder in FOLDERS])
+        for mapping in mappings_in([[*documents(folder)] for folder in FOLDERS])
         if "fsGroup" in mapping
     ]
     assert len(pods) == 6

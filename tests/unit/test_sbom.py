@@ -93,11 +93,11 @@ def test_the_sbom_of_this_machine_agrees_with_its_own_tools(tmp_path: Path) -> N
     if shutil.which("dpkg-query") is None:
         pytest.skip("no dpkg on this machine: this test requires Debian")
     status = Path("/var/lib/dpkg/status")
-    here = Path(sys.prefix) / "lib"
+    library = Path(sys.prefix) / "lib"
     files = {str(status): status.read_bytes()}
     files |= {
-        f"opt/{path.relative_to(here)}": path.read_bytes()
-        for path in here.rglob("*.dist-info/METADATA")
+        f"opt/{path.relative_to(library)}": path.read_bytes()
+        for path in library.rglob("*.dist-info/METADATA")
     }
     write(tmp_path / "image.tar", "a:1", [layer(files)], {})
     components = json.loads(sbom(tmp_path / "image.tar").stdout)["components"]

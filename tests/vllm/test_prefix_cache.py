@@ -78,12 +78,12 @@ async def test_a_council_of_five_computes_its_context_once(
         answerers = replace(app.parts.answerers, model=watched)
         app.parts = replace(app.parts, answerers=answerers)
         await model.reply_mode()  # probed once, by a separate call
-        before = await model.server_metrics()
+        metrics_before = await model.server_metrics()
         events = await deliberate(app, council_options)
-        after = await model.server_metrics()
-    assert before is not None
-    assert after is not None
-    assert not after.missing
+        metrics_after = await model.server_metrics()
+    assert metrics_before is not None
+    assert metrics_after is not None
+    assert not metrics_after.missing
     prompts, block = await all_tokens(watched, url)
     usage = [reply.usage for _, reply in watched.calls]
     prompt_tokens = sum(item.prompt_tokens for item in usage)
@@ -97,9 +97,13 @@ async def test_a_council_of_five_computes_its_context_once(
         f"{computed / predicted:.3f} of it; without a cache {prompt_tokens / predicted:.1f}"
     )
     assert (
-        prompt_tokens == sum(map(len, prompts)) == delta(before.prompt_tokens, after.prompt_tokens)
+        prompt_tokens
+        == sum(map(len, prompts))
+        == delta(metrics_before.prompt_tokens, metrics_after.prompt_tokens)
     )
-    assert prompt_tokens - computed == delta(before.cached_tokens, after.cached_tokens)
+    assert prompt_tokens - computed == delta(
+        metrics_before.cached_tokens, metrics_after.cached_tokens
+    )
     assert shared * 5 > CONTEXT  # the context is their common prefix
     assert len(of(events, EventType.SEAT_FINISHED)) == SEATS
     assert computed <= MOST_OVER_PREDICTED * predicted

@@ -125,7 +125,7 @@ async def installed(
             "-o",
             "yaml",
         )
-        await ask("apply", "-f", "-", given=manifest)
+        await ask("apply", "-f", "-", stdin=manifest)
     dev = os.path.relpath(DEPLOY / "overlays/dev", folder)
     (folder / "kustomization.yaml").write_text(
         OVERLAY.format(dev=dev, model=reachable.base_url), encoding="utf-8"
@@ -136,10 +136,10 @@ async def installed(
             try:
                 await ask("-n", "moothall", "rollout", "status", workload, "--timeout=180s")
             except AssertionError as error:
-                seen = await ask("-n", "moothall", "describe", "pods") + await ask(
+                description = await ask("-n", "moothall", "describe", "pods") + await ask(
                     "-n", "moothall", "logs", workload, check=False
                 )
-                pytest.fail(f"{error}\n{seen[-6000:]}")
+                pytest.fail(f"{error}\n{description[-6000:]}")
         yield keys
     finally:
         await ask("delete", "namespace", "moothall", "--wait=false")

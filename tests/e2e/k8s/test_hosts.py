@@ -81,14 +81,14 @@ NEVER: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("why", NEVER)
+@pytest.mark.parametrize("reason", NEVER)
 async def test_a_killed_hosts_job_whose_link_never_ran_is_deleted_by_another_host(
-    why: str,
+    reason: str,
     tmp_path: Path,
     bus: str,  # noqa: F811 - the fixture
     api: client.ApiClient,
 ) -> None:
-    host = await hosting(tmp_path, bus, **NEVER[why])
+    host = await hosting(tmp_path, bus, **NEVER[reason])
     async with asyncio.timeout(90):
         while not await jobs_left(api, seconds=0):
             await asyncio.sleep(0.05)

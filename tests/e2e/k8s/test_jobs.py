@@ -49,8 +49,8 @@ async def prepared(services: WorkspaceServices, settings: Settings, folder: Path
     return await services.repositories.prepare(base, print)
 
 
-def named(one: Any) -> str:
-    return str(one.metadata.name)
+def named(resource: Any) -> str:
+    return str(resource.metadata.name)
 
 
 async def jobs_left(api: client.ApiClient, seconds: int = 20) -> list[str]:
@@ -73,10 +73,10 @@ async def job_labels(api: client.ApiClient) -> dict[str, dict[str, str]]:
     return {named(item): dict(item.metadata.labels) for item in items}
 
 
-async def watch_jobs(api: client.ApiClient, seen: dict[str, dict[str, str]]) -> None:
+async def watch_jobs(api: client.ApiClient, labels_by_job: dict[str, dict[str, str]]) -> None:
     """Record every Job with its latest labels."""
     while True:
-        seen.update(await job_labels(api))
+        labels_by_job.update(await job_labels(api))
         await asyncio.sleep(0.2)
 
 
@@ -151,7 +151,7 @@ async def test_values_with_quotes_and_newlines_are_unchanged(
 async def test_commands_in_a_pod_have_no_credentials_and_write_nowhere_else(
     tmp_path: Path, bus: str, services: WorkspaceServices
 ) -> None:
-    look = (
+    code = (
         "import os, pathlib\n"
         "print('TOKEN', pathlib.Path('/var/run/secrets').exists(), 'BUS', 'nats' in "
         "open('/proc/1/environ').read() if os.access('/proc/1/environ', 4) else False)\n"
@@ -160,7 +160,7 @@ async def test_commands_in_a_pod_have_no_credentials_and_write_nowhere_else(
         "pass\n"
         "print('UID', os.getuid(), 'LINK', os.path.exists('/link/link.sock'))"
     )
-    base = await bare(tmp_path, bus, services, SAMPLE, look=look)
+    base = await bare(tmp_path, bus, services, SAMPLE, look=code)
     output = base.runs["look"].output
     assert "TOKEN False BUS False" in output
     assert "WROTE" not in output
@@ -264,7 +264,7 @@ async def test_a_pod_killed_in_the_middle_is_reported(
 async def test_a_council_in_jobs_finds_the_same_winner_as_locally(
     tmp_path: Path, bus: str, model: ScriptedModel, api: client.ApiClient
 ) -> None:
-    diffs, seen = [], dict[str, dict[str, str]]()
+    diffs, labels_by_job = [], dict[str, dict[str, str]]()
     in_jobs = {
         "MOOTHALL_WORKSPACE__KIND": "kubernetes",
         "MOOTHALL_JOBS__IMAGE": os.environ["MOOTHALL_JOBS__IMAGE"],
@@ -289,13 +289,13 @@ async def test_a_council_in_jobs_finds_the_same_winner_as_locally(
             "--json",
             "Add hello_world() function to src/utils.py",
         )
-        async with run_in_background(watch_jobs(api, seen), "jobs"):
+        async with run_in_background(watch_jobs(api, labels_by_job), "jobs"):
             # About ten pods with sequential set-up: minutes on a busy machine.
             result = await command(*arguments, seconds=900)
         assert result.code == 0, result.err
         assert result.document["proven"] is True
         assert len(result.document["results"]) == 3
-        assert bool(seen) == (name == "jobs")
+        assert bool(labels_by_job) == (name == "jobs")
         diffs.append(
             (
                 git(repo, "show", result.document["branch"], "--format="),
@@ -303,10 +303,14 @@ async def test_a_council_in_jobs_finds_the_same_winner_as_locally(
             )
         )
     assert diffs[0] == diffs[1]
-    tasks = {labels["moothall/task"] for labels in seen.values() if "moothall/task" in labels}
-    assert len(tasks) == 1, seen
-    seats = {
-        labels["moothall/seat"]: job for job, labels in seen.items() if "moothall/seat" in labels
+    tasks = {
+        labels["moothall/task"] for labels in labels_by_job.values() if "moothall/task" in labels
     }
-    assert len(seats) == 3, f"not three seats in separate Jobs: {seen}"
+    assert len(tasks) == 1, labels_by_job
+    seats = {
+        labels["moothall/seat"]: job
+        for job, labels in labels_by_job.items()
+        if "moothall/seat" in labels
+    }
+    assert len(seats) == 3, f"not three seats in separate Jobs: {labels_by_job}"
     assert await jobs_left(api) == []

@@ -51,7 +51,7 @@ def up(home: Home, count: int) -> None:
         .read_text(encoding="utf-8")
         .replace("VERSION", COREDNS.removeprefix("v"))
     )
-    kubectl(home, "apply", "-f", "-", given=names)
+    kubectl(home, "apply", "-f", "-", stdin=names)
     kubectl(home, "-n", "kube-system", "rollout", "status", "deploy/coredns", "--timeout=120s")
     say("DNS answers; the cluster is up")
 
@@ -65,7 +65,10 @@ def _make_keys(home: Home, count: int) -> None:
         "kubernetes.default.svc.cluster.local",
     )
     keys.certificate(
-        home.keys, "apiserver", "kube-apiserver", others=(*service, "10.96.0.1", FIRST, "127.0.0.1")
+        home.keys,
+        "apiserver",
+        "kube-apiserver",
+        alternative_names=(*service, "10.96.0.1", FIRST, "127.0.0.1"),
     )
     keys.certificate(
         home.keys, "apiserver-kubelet", "kube-apiserver-kubelet-client", "system:masters"
@@ -141,7 +144,7 @@ def _control(node: Node) -> None:
         "the API server answers",
         lambda: kubectl(home, "get", "--raw", "/readyz", check=False).strip() == "ok",
     )
-    for name, more in (
+    for name, arguments in (
         (
             "kube-controller-manager",
             (
@@ -168,16 +171,16 @@ def _control(node: Node) -> None:
             *credentials,
             "--bind-address=127.0.0.1",
             "--leader-elect=false",
-            *more,
+            *arguments,
         )
 
 
-def kubectl(home: Home, *arguments: str, given: str | None = None, check: bool = True) -> str:
+def kubectl(home: Home, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
     """Run kubectl as the administrator and return its output. Raises `Missing` if it fails and
     `check` is set.
     """
     command = [str(home.bin / "kubectl"), f"--kubeconfig={home.admin}", *arguments]
-    completed = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    completed = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
     if check and completed.returncode:
         raise Missing(f"kubectl {' '.join(arguments)}: {completed.stderr.strip()[-800:]}")
     return completed.stdout

@@ -138,7 +138,7 @@ def certificate(home: Home, name: str) -> None:
         home.keys,
         name,
         "moothall",
-        others=tuple(f"{service}.{SPACE}" for service in ("moothall", "moothall-tools")),
+        alternative_names=tuple(f"{service}.{SPACE}" for service in ("moothall", "moothall-tools")),
     )
 
 

@@ -41,8 +41,8 @@ async def stood(home: Home, folder: Path, values: Mapping[str, Any]) -> AsyncIte
         await asyncio.to_thread(neo4j.make, home, print)
         await give_images(home)
         await asyncio.to_thread(folders.make)
-        await ask("apply", "-f", "-", given=places(folders))
-        await ask("apply", "-f", "-", given=secrets(home, folder))
+        await ask("apply", "-f", "-", stdin=places(folders))
+        await ask("apply", "-f", "-", stdin=secrets(home, folder))
         await asyncio.to_thread(install, home, values)
         await all_rolled_out()
         yield folders
@@ -78,11 +78,11 @@ async def rolled_out(*names: str) -> None:
         try:
             await ask("-n", SPACE, "rollout", "status", name, "--timeout=240s")
         except AssertionError as error:
-            seen = await ask("-n", SPACE, "get", "pods,events", "-o", "wide")
+            description = await ask("-n", SPACE, "get", "pods,events", "-o", "wide")
             logs = await ask(
                 "-n", SPACE, "logs", name, "--all-containers", "--tail=40", check=False
             )
-            raise AssertionError(f"{error}\n{seen[-6000:]}\n{logs[-4000:]}") from error
+            raise AssertionError(f"{error}\n{description[-6000:]}\n{logs[-4000:]}") from error
 
 
 async def all_rolled_out() -> None:

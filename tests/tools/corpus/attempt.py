@@ -50,8 +50,8 @@ def shell(
 def filled(value: Any, placeholders: Mapping[str, str]) -> Any:
     """Return the arguments with their placeholders filled in."""
     if isinstance(value, str):
-        for placeholder, meant in placeholders.items():
-            value = value.replace(placeholder, meant)
+        for placeholder, replacement in placeholders.items():
+            value = value.replace(placeholder, replacement)
         return value
     if isinstance(value, Mapping):
         return {key: filled(item, placeholders) for key, item in value.items()}

@@ -52,7 +52,7 @@ async def test_late_seats_are_reported_as_a_timeout_once_the_time_is_up(
     late = SeatOutcome(
         "agent-dev-001", SeatStatus.LATE, "DEADLINE_EXCEEDED", "the seat was not done in time"
     )
-    ended = {
+    outcome_fields = {
         "status": status,
         "winner_id": "",
         "results": (),
@@ -71,7 +71,7 @@ async def test_late_seats_are_reported_as_a_timeout_once_the_time_is_up(
             else read(agent.StreamExecuteTask(request))
         )
         calls.append(asyncio.ensure_future(refused(call)))
-        await answer(agent, name, "", **ended)
+        await answer(agent, name, "", **outcome_fields)
     for code, details in await asyncio.gather(*calls):
         assert (code, details.partition(":")[0]) == (grpc.StatusCode.DEADLINE_EXCEEDED, "timeout")
     assert time.monotonic() - began >= 1, "the caller gave a second"
@@ -80,7 +80,7 @@ async def test_late_seats_are_reported_as_a_timeout_once_the_time_is_up(
 async def test_one_agent_gets_extra_time_and_a_council_keeps_to_the_timeout(
     agent: Agent,
 ) -> None:
-    given = {}
+    timeouts = {}
     for name, mode in (
         ("one", common.EXECUTION_MODE_STANDARD),
         ("council", common.EXECUTION_MODE_COMPLEX),
@@ -94,8 +94,8 @@ async def test_one_agent_gets_extra_time_and_a_council_keeps_to_the_timeout(
         running = asyncio.ensure_future(agent.ExecuteTask(request))
         await answer(agent, name, "Because.")
         assert (await running).status == common.STATUS_CODE_OK
-        given[name] = agent.deliberations.request(name).constraints.timeout_seconds
-    assert given == {"one": 91, "council": 60}
+        timeouts[name] = agent.deliberations.request(name).constraints.timeout_seconds
+    assert timeouts == {"one": 91, "council": 60}
 
 
 class TestTight:
@@ -170,34 +170,34 @@ class TestFragile:
         calls += [agent.ExecuteTask(requested(context=slow, config=brief)) for _ in range(3)]
         codes = [code for code, _ in await asyncio.gather(*map(refused, calls))]
         assert codes == [grpc.StatusCode.DEADLINE_EXCEEDED] * 9
-        few = pb.AgentConfig(max_iterations=1)
+        low_limits = pb.AgentConfig(max_iterations=1)
         for number in range(3):
             request = requested(
-                "Why?", config=few, metadata=common.TaskMetadata(task_id=f"few-{number}")
+                "Why?", config=low_limits, metadata=common.TaskMetadata(task_id=f"few-{number}")
             )
             running = asyncio.ensure_future(agent.ExecuteTask(request))
-            ended = SeatOutcome(
+            failed_seat = SeatOutcome(
                 "agent-dev-001", SeatStatus.FAILED, "OUT_OF_TURNS", "all turns are used"
             )
             failed = {
                 "status": DeliberationStatus.FAILED,
                 "winner_id": "",
                 "results": (),
-                "seats": (ended,),
+                "seats": (failed_seat,),
             }
             await answer(agent, f"few-{number}", "", **failed)
             assert (await running).status == common.STATUS_CODE_ERROR
         for number in range(3):
             request = requested("Why?", metadata=common.TaskMetadata(task_id=f"gone-{number}"))
             running = asyncio.ensure_future(agent.ExecuteTask(request))
-            gone = {"status": DeliberationStatus.CANCELLED, "winner_id": "", "results": ()}
-            await answer(agent, f"gone-{number}", "", **gone)
+            cancelled = {"status": DeliberationStatus.CANCELLED, "winner_id": "", "results": ()}
+            await answer(agent, f"gone-{number}", "", **cancelled)
             assert (await running).status == common.STATUS_CODE_ERROR
-        good = asyncio.ensure_future(
+        valid_call = asyncio.ensure_future(
             agent.ExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="good")))
         )
         await answer(agent, "good", "Because.")
-        assert (await good).status == common.STATUS_CODE_OK
+        assert (await valid_call).status == common.STATUS_CODE_OK
 
 
 class TestFull:
@@ -210,7 +210,7 @@ class TestFull:
     ) -> None:
         running = [asyncio.ensure_future(agent.ExecuteTask(requested("Why?"))) for _ in range(2)]
         async with asyncio.timeout(10):
-            while len(agent.deliberations.known()) < 2:
+            while len(agent.deliberations.task_ids()) < 2:
                 await asyncio.sleep(0.01)
         code, details = await refused(agent.ExecuteTask(requested("Why?")))
         assert (code, details.partition(":")[0]) == (

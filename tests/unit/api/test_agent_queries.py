@@ -37,17 +37,17 @@ async def test_a_session_keeps_its_workspace_and_history(agent: Agent) -> None:
     await agent.ExecuteTask(
         requested(context={"tool_parameters": {"tool": "files.list"}}, metadata=meta)
     )
-    assert len(agent.behind.fake_workspaces.fake_workspaces) == 1
+    assert len(agent.backend.fake_workspaces.fake_workspaces) == 1
     documents = await agent.bus.bucket(BUCKET).entries()
-    (kept,) = documents.values()
-    assert (kept["files_created"], kept["tools_used"]) == (
+    (document,) = documents.values()
+    assert (document["files_created"], document["tools_used"]) == (
         ["new.py"],
         ["files.write", "files.list"],
     )
     await agent.ExecuteTask(
         requested(context={"tool_parameters": {"tool": "files.list"}}, metadata=meta), OTHER
     )
-    assert len(agent.behind.fake_workspaces.fake_workspaces) == 2, (
+    assert len(agent.backend.fake_workspaces.fake_workspaces) == 2, (
         "another caller's session of this name is another"
     )
 
@@ -63,17 +63,19 @@ async def test_a_query_gets_the_context_of_the_session(agent: Agent) -> None:
     )
     await answer(agent, "second", "8")
     assert (await second).result == "8"
-    received = agent.deliberations.request("second").description
+    description = agent.deliberations.request("second").description
     assert (
-        received.index("- What is 2 + 2?")
-        < received.index("- 4")
-        < received.index('"style": "terse"')
-        < received.index("And doubled?")
+        description.index("- What is 2 + 2?")
+        < description.index("- 4")
+        < description.index('"style": "terse"')
+        < description.index("And doubled?")
     )
-    given = pb.SessionContext(session_id="s", history=["only this"])
+    context = pb.SessionContext(session_id="s", history=["only this"])
     third = asyncio.ensure_future(
         agent.ExecuteTask(
-            requested("Now?", session_context=given, metadata=common.TaskMetadata(task_id="third"))
+            requested(
+                "Now?", session_context=context, metadata=common.TaskMetadata(task_id="third")
+            )
         )
     )
     await answer(agent, "third", "yes")
@@ -202,7 +204,7 @@ async def test_unknown_tool_names_are_an_error(
                 grpc.StatusCode.INVALID_ARGUMENT,
                 True,
             ), details
-    assert agent.deliberations.known() == []
+    assert agent.deliberations.task_ids() == []
 
 
 @pytest.mark.parametrize(
@@ -246,21 +248,17 @@ async def test_a_missing_tool_is_reported_at_once(
     agent: Agent, available: tuple[str, ...], context: dict[str, Any]
 ) -> None:
     query = requested("Mend it", {"repository": "sample", **context}, available_tools=available)
-    code, output_text = await refused(agent.ExecuteTask(query))
-    assert (code, "DiscoverTools" in output_text) == (grpc.StatusCode.INVALID_ARGUMENT, True), (
-        output_text
-    )
-    assert not agent.deliberations.known()
+    code, message = await refused(agent.ExecuteTask(query))
+    assert (code, "DiscoverTools" in message) == (grpc.StatusCode.INVALID_ARGUMENT, True), message
+    assert not agent.deliberations.task_ids()
 
 
 @pytest.mark.parametrize("allowed", ["files.read", 3, {"a": 1}, [1]])
 async def test_an_invalid_list_of_tools_is_refused(agent: Agent, allowed: Any) -> None:
-    code, output_text = await refused(
+    code, message = await refused(
         agent.ExecuteTask(requested("Mend it", {"repository": "sample", "allowed_tools": allowed}))
     )
-    assert (code, "allowed_tools" in output_text) == (grpc.StatusCode.INVALID_ARGUMENT, True), (
-        output_text
-    )
+    assert (code, "allowed_tools" in message) == (grpc.StatusCode.INVALID_ARGUMENT, True), message
 
 
 def test_web_search_and_web_fetch_allow_each_other() -> None:
@@ -297,18 +295,18 @@ async def test_a_query_names_a_model_by_tier_or_profile_and_reports_the_one_that
 
 @pytest.mark.parametrize("tier", [4, 1.5, True, "huge"])
 async def test_an_unknown_model_tier_is_refused(agent: Agent, tier: Any) -> None:
-    code, output_text = await refused(agent.ExecuteTask(requested("Why?", {"model_tier": tier})))
+    code, message = await refused(agent.ExecuteTask(requested("Why?", {"model_tier": tier})))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "there are 1 (small), 2 (medium) and 3 (large)" in output_text
+    assert "there are 1 (small), 2 (medium) and 3 (large)" in message
 
 
 async def test_a_task_id_in_a_foreign_format_is_accepted(agent: Agent) -> None:
     meta = common.TaskMetadata(task_id="Task/User_1 42")
     running = asyncio.ensure_future(agent.ExecuteTask(requested("Why?", metadata=meta)))
     async with asyncio.timeout(10):
-        while not agent.deliberations.known():
+        while not agent.deliberations.task_ids():
             await asyncio.sleep(0)
-    await answer(agent, agent.deliberations.known()[0], "Because.")
+    await answer(agent, agent.deliberations.task_ids()[0], "Because.")
     assert (await running).task_id == "Task/User_1 42"
 
 
@@ -357,17 +355,17 @@ async def test_the_tools_that_an_agent_ran_are_shown(agent: Agent, *, streamed: 
         read(agent.StreamExecuteTask(request)) if streamed else agent.ExecuteTask(request)
     )
     async with asyncio.timeout(10):
-        while "tools" not in agent.deliberations.known():
+        while "tools" not in agent.deliberations.task_ids():
             await asyncio.sleep(0)
     assert agent.deliberations.request("tools").records_calls
-    good = {
+    successful_call = {
         "id": "r.1",
         "tool": "files.read",
         "arguments": {"path": "a"},
         "status": "success",
         "output": {"content": "x"},
     }
-    bad = {
+    failed_call = {
         "id": "r.2",
         "tool": "files.read",
         "arguments": {"path": "b"},
@@ -376,28 +374,38 @@ async def test_the_tools_that_an_agent_ran_are_shown(agent: Agent, *, streamed: 
         "duration_ms": 3,
     }
     torn: list[Any] = [7, {"tool": 7, "status": [], "arguments": "no", "duration_ms": "long"}]
-    recorded: tuple[Any, ...] = ([good], "none", None, [bad, *torn])
-    for one in recorded:
-        turn = {"task_id": "tools", "seat": "agent-dev-001", "thought": "look", "calls": one}
+    recorded: tuple[Any, ...] = ([successful_call], "none", None, [failed_call, *torn])
+    for recorded_calls in recorded:
+        turn = {
+            "task_id": "tools",
+            "seat": "agent-dev-001",
+            "thought": "look",
+            "calls": recorded_calls,
+        }
         await agent.deliberations.record("tools", EventType.SEAT_TURN, turn)
     await answer(agent, "tools", "Because.")
-    received = await running
+    result_updates = await running
     if streamed:
-        calls = [update.tool_call for update in received if update.HasField("tool_call")]
-        results = [update.tool_result for update in received if update.HasField("tool_result")]
+        calls = [update.tool_call for update in result_updates if update.HasField("tool_call")]
+        results = [
+            update.tool_result for update in result_updates if update.HasField("tool_result")
+        ]
         assert results.pop().tool_id == "usage_metrics"
-        assert "".join(update.delta for update in received) == "Because."
+        assert "".join(update.delta for update in result_updates) == "Because."
     else:
-        calls, results = received.tool_calls, received.tool_results
-        assert (received.status, received.metrics.cache_hit) == (common.STATUS_CODE_OK, False)
+        calls, results = result_updates.tool_calls, result_updates.tool_results
+        assert (result_updates.status, result_updates.metrics.cache_hit) == (
+            common.STATUS_CODE_OK,
+            False,
+        )
     assert [(call.name, call.tool_id) for call in calls] == [
         ("files.read", "r.1"),
         ("files.read", "r.2"),
         ("7", ""),
     ]
     assert json_format.MessageToDict(calls[1].parameters) == {"path": "b"}
-    ended = [(result.tool_id, result.status, result.error_message) for result in results]
-    assert ended == [("r.1", 1, ""), ("r.2", 2, "no file"), ("", 2, "error")]
+    outcomes = [(result.tool_id, result.status, result.error_message) for result in results]
+    assert outcomes == [("r.1", 1, ""), ("r.2", 2, "no file"), ("", 2, "error")]
     assert json_format.MessageToDict(results[0].output) == {"content": "x"}
 
 
@@ -406,7 +414,7 @@ async def test_calls_that_do_not_fit_in_a_message_are_named(agent: Agent) -> Non
         agent.ExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="many")))
     )
     async with asyncio.timeout(10):
-        while "many" not in agent.deliberations.known():
+        while "many" not in agent.deliberations.task_ids():
             await asyncio.sleep(0)
     calls = [
         {
@@ -422,17 +430,17 @@ async def test_calls_that_do_not_fit_in_a_message_are_named(agent: Agent) -> Non
         "many", EventType.SEAT_TURN, {"seat": "agent-dev-001", "calls": calls}
     )
     await answer(agent, "many", "Because.")
-    received = (await running).tool_results
-    assert [result.tool_id for result in received] == [call["id"] for call in calls]
-    assert json_format.MessageToDict(received[0].output) != {}
-    assert json_format.MessageToDict(received[-1].output) == {}
+    tool_results = (await running).tool_results
+    assert [result.tool_id for result in tool_results] == [call["id"] for call in calls]
+    assert json_format.MessageToDict(tool_results[0].output) != {}
+    assert json_format.MessageToDict(tool_results[-1].output) == {}
 
 
 async def test_usage_is_written_in_the_old_and_the_new_format(agent: Agent) -> None:
     request = requested("Why?", metadata=common.TaskMetadata(task_id="used"))
     reading = asyncio.ensure_future(read(agent.StreamExecuteTask(request)))
     async with asyncio.timeout(10):
-        while "used" not in agent.deliberations.known():
+        while "used" not in agent.deliberations.task_ids():
             await asyncio.sleep(0)
     await agent.deliberations.record(
         "used", EventType.MODEL_CALLED, {"seat": "agent-dev-001", "model": "served-as-this"}
@@ -443,32 +451,32 @@ async def test_usage_is_written_in_the_old_and_the_new_format(agent: Agent) -> N
         for update in await reading
         if update.tool_result.tool_id == "usage_metrics"
     ]
-    received = json_format.MessageToDict(result.output)
-    assert received.pop("agents_used") == 1
-    assert received == {
+    metrics = json_format.MessageToDict(result.output)
+    assert metrics.pop("agents_used") == 1
+    assert metrics == {
         "input_tokens": 10,
         "output_tokens": 5,
         "prompt_tokens": 10,
         "completion_tokens": 5,
         "total_tokens": 15,
         "cost_usd": 0.5,
-        "model": received["model"],
-        "provider": received["provider"],
+        "model": metrics["model"],
+        "provider": metrics["provider"],
     }
     unary = asyncio.ensure_future(
         agent.ExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="unary")))
     )
     await answer(agent, "unary", "Because.")
     used = (await unary).metrics.token_usage
-    assert received["provider"] == used.provider == "llama.cpp"
-    assert received["model"]
+    assert metrics["provider"] == used.provider == "llama.cpp"
+    assert metrics["model"]
 
 
 async def test_a_stream_plans_and_works_and_ends_with_the_complete_text(agent: Agent) -> None:
     stream = agent.StreamExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="q-4")))
     reading = asyncio.ensure_future(read(stream))
     async with asyncio.timeout(10):
-        while "q-4" not in agent.deliberations.known():
+        while "q-4" not in agent.deliberations.task_ids():
             await asyncio.sleep(0)
     await agent.deliberations.record(
         "q-4",
@@ -492,7 +500,7 @@ async def test_a_stream_plans_and_works_and_ends_with_the_complete_text(agent: A
 
 
 @pytest.mark.parametrize(
-    ("writes", "deltas", "anew"),
+    ("writes", "deltas", "restarted"),
     [
         (("Because", "Because of"), ["Because", " of", " it."], False),
         (("Because of", "Because", "", "Because of it."), ["Because of", " it."], False),
@@ -501,7 +509,7 @@ async def test_a_stream_plans_and_works_and_ends_with_the_complete_text(agent: A
     ],
 )
 async def test_the_reply_is_streamed_as_it_is_written(
-    agent: Agent, writes: Sequence[str], deltas: list[str], *, anew: bool
+    agent: Agent, writes: Sequence[str], deltas: list[str], *, restarted: bool
 ) -> None:
     agent.deliberations.writes = [Writing("agent-dev-001", text, text) for text in writes]
     reading = asyncio.ensure_future(
@@ -513,7 +521,7 @@ async def test_the_reply_is_streamed_as_it_is_written(
     await answer(agent, "q-4", "Because of it.")
     updates = await reading
     assert [update.delta for update in updates if update.delta] == deltas
-    assert (ANSWER_RESTARTED in [update.message for update in updates]) is anew
+    assert (ANSWER_RESTARTED in [update.message for update in updates]) is restarted
     (last,) = [place for place, update in enumerate(updates) if update.message == ANSWER_RESTARTED][
         -1:
     ] or [0]
@@ -522,7 +530,7 @@ async def test_the_reply_is_streamed_as_it_is_written(
         == updates[-1].message
         == "Because of it."
     )
-    assert all(update.progress <= after.progress for update, after in pairwise(updates))
+    assert all(update.progress <= next_update.progress for update, next_update in pairwise(updates))
 
 
 async def test_a_councils_stream_contains_no_text_of_its_seats(agent: Agent) -> None:

@@ -50,8 +50,8 @@ async def test_a_direct_tool_uses_no_model_and_leaves_no_workspace(agent: Agent)
     assert [(call.name, call.tool_id) for call in response.tool_calls] == [
         ("files.read", response.tool_results[0].tool_id)
     ]
-    assert agent.deliberations.known() == []
-    assert len(agent.behind.fake_workspaces.closed) == 1
+    assert agent.deliberations.task_ids() == []
+    assert len(agent.backend.fake_workspaces.closed) == 1
 
 
 @pytest.mark.parametrize(
@@ -122,14 +122,14 @@ async def test_calls_that_cannot_run_are_refused_with_a_reason(
     code: grpc.StatusCode,
     words: str,
 ) -> None:
-    found, details = await refused(
+    status_code, details = await refused(
         agent.ExecuteTask(requested(context=context, available_tools=available))
     )
-    assert (found, words in details) == (code, True), details
+    assert (status_code, words in details) == (code, True), details
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "tool", "arguments"),
+    ("name", "parameters", "tool", "arguments"),
     [
         (
             "file_read",
@@ -159,14 +159,14 @@ async def test_calls_that_cannot_run_are_refused_with_a_reason(
     ],
 )
 async def test_a_tool_runs_by_its_alias_of_other_systems(
-    agent: Agent, name: str, given: dict[str, Any], tool: str, arguments: dict[str, Any]
+    agent: Agent, name: str, parameters: dict[str, Any], tool: str, arguments: dict[str, Any]
 ) -> None:
-    one = requested(
-        context={"tool_parameters": {"tool": name, **given}, "allowed_tools": [name]},
+    single = requested(
+        context={"tool_parameters": {"tool": name, **parameters}, "allowed_tools": [name]},
         available_tools=(name,),
     )
-    several = requested(context={"tool_calls": [{"tool": name, "parameters": given}]})
-    for response in (await agent.ExecuteTask(one), await agent.ExecuteTask(several)):
+    multiple = requested(context={"tool_calls": [{"tool": name, "parameters": parameters}]})
+    for response in (await agent.ExecuteTask(single), await agent.ExecuteTask(multiple)):
         (call,) = response.tool_calls
         assert (response.status, call.name) == (common.STATUS_CODE_OK, tool), response.error_message
         assert json_format.MessageToDict(call.parameters) == arguments
@@ -175,29 +175,31 @@ async def test_a_tool_runs_by_its_alias_of_other_systems(
 def test_the_api_document_has_the_table_of_aliases() -> None:
     text = (Path(__file__).parents[3] / "docs" / "api.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| `([\w.]+)` \| (.*) \|$", text, re.MULTILINE)
-    received = {
+    documented_aliases = {
         name: (tool, dict(re.findall(r"`(\w+)` as `(\w+)`", arguments)))
         for name, tool, arguments in rows
     }
-    assert received == {
+    assert documented_aliases == {
         name: (alias.tool, dict(alias.arguments)) for name, alias in ALIASES.items()
     }
-    there = catalogue_of(AllSettings())
-    assert {alias.tool for alias in ALIASES.values()} <= there.keys()
+    catalogue = catalogue_of(AllSettings())
+    assert {alias.tool for alias in ALIASES.values()} <= catalogue.keys()
     for alias in ALIASES.values():
-        assert set(alias.arguments.values()) <= there[alias.tool].schema(None)["properties"].keys()
+        assert (
+            set(alias.arguments.values()) <= catalogue[alias.tool].schema(None)["properties"].keys()
+        )
 
 
 async def test_a_sequence_runs_four_at_a_time_and_answers_in_order(agent: Agent) -> None:
     calls = [{"tool": "slow.ponder"} for _ in range(9)]
     running = asyncio.ensure_future(agent.ExecuteTask(requested(context={"tool_calls": calls})))
     async with asyncio.timeout(10):
-        while agent.slow.now < 4:
+        while agent.slow.running < 4:
             await asyncio.sleep(0)
     await asyncio.sleep(0.02)
     agent.slow.go.set()
     response = await running
-    assert agent.slow.most == 4
+    assert agent.slow.max_running == 4
     assert [result.tool_id for result in response.tool_results] == [
         f"{response.task_id}.{place}" for place in range(9)
     ]
@@ -228,11 +230,11 @@ async def test_the_eleventh_dangerous_call_in_a_minute_is_refused_in_any_workspa
     agent: Agent,
 ) -> None:
     request = requested(context={"tool_parameters": {"tool": "tests.pytest"}})
-    found = [await agent.ExecuteTask(request) for _ in range(11)]
-    assert [response.status for response in found] == [common.STATUS_CODE_OK] * 10 + [
+    responses = [await agent.ExecuteTask(request) for _ in range(11)]
+    assert [response.status for response in responses] == [common.STATUS_CODE_OK] * 10 + [
         common.STATUS_CODE_RATE_LIMITED
     ]
-    assert "10 a minute" in found[-1].error_message
+    assert "10 a minute" in responses[-1].error_message
     theirs = await agent.ExecuteTask(request, OTHER)
     assert theirs.status == common.STATUS_CODE_OK
 
@@ -242,10 +244,10 @@ async def test_a_result_of_an_earlier_call_is_a_cache_hit_for_the_same_tenant_on
 ) -> None:
     agent.slow.go.set()
     request = requested(context={"tool_parameters": {"tool": "slow.look"}})
-    found = [await agent.ExecuteTask(request, token) for token in (TOKEN, TOKEN, OTHER)]
-    assert [response.metrics.cache_hit for response in found] == [False, True, False]
+    responses = [await agent.ExecuteTask(request, token) for token in (TOKEN, TOKEN, OTHER)]
+    assert [response.metrics.cache_hit for response in responses] == [False, True, False]
     outputs = [
-        json_format.MessageToDict(response.tool_results[0].output)["id"] for response in found
+        json_format.MessageToDict(response.tool_results[0].output)["id"] for response in responses
     ]
     assert (outputs[0] == outputs[1], outputs[0] == outputs[2]) == (True, False)
 
@@ -254,16 +256,16 @@ async def test_a_result_of_an_earlier_call_is_a_cache_hit_for_the_same_tenant_on
 
 
 async def test_tools_are_found_by_words_category_tag_and_danger(agent: Agent) -> None:
-    found = await agent.DiscoverTools(pb.DiscoverToolsRequest(query="files.read"))
-    assert found.tools[0].id == "files.read"
-    found = await agent.DiscoverTools(pb.DiscoverToolsRequest(categories=["tests", "slow"]))
-    assert {tool.category for tool in found.tools} == {"tests", "slow"}
-    found = await agent.DiscoverTools(pb.DiscoverToolsRequest(tags=["change"]))
-    assert {"files.write", "files.edit"} <= {tool.id for tool in found.tools}
-    assert all("change" in tool.tags for tool in found.tools)
-    found = await agent.DiscoverTools(pb.DiscoverToolsRequest(exclude_dangerous=True))
-    assert not any(tool.is_dangerous for tool in found.tools)
-    assert "tests.pytest" not in [tool.id for tool in found.tools]
+    discovery = await agent.DiscoverTools(pb.DiscoverToolsRequest(query="files.read"))
+    assert discovery.tools[0].id == "files.read"
+    discovery = await agent.DiscoverTools(pb.DiscoverToolsRequest(categories=["tests", "slow"]))
+    assert {tool.category for tool in discovery.tools} == {"tests", "slow"}
+    discovery = await agent.DiscoverTools(pb.DiscoverToolsRequest(tags=["change"]))
+    assert {"files.write", "files.edit"} <= {tool.id for tool in discovery.tools}
+    assert all("change" in tool.tags for tool in discovery.tools)
+    discovery = await agent.DiscoverTools(pb.DiscoverToolsRequest(exclude_dangerous=True))
+    assert not any(tool.is_dangerous for tool in discovery.tools)
+    assert "tests.pytest" not in [tool.id for tool in discovery.tools]
     assert len((await agent.DiscoverTools(pb.DiscoverToolsRequest(max_results=2))).tools) == 2
     assert (await refused(agent.DiscoverTools(pb.DiscoverToolsRequest(max_results=-1))))[
         0
@@ -289,15 +291,15 @@ async def test_a_tool_is_described_completely(agent: Agent) -> None:
 
 
 async def test_capabilities_and_health_match_the_server(agent: Agent) -> None:
-    found = await agent.GetCapabilities(pb.GetCapabilitiesRequest())
-    assert "files.read" in found.supported_tools
-    assert list(found.supported_modes) == [1, 2, 3]
-    assert (found.max_memory_mb, found.max_concurrent_tasks) == (512, 64)
+    capabilities = await agent.GetCapabilities(pb.GetCapabilitiesRequest())
+    assert "files.read" in capabilities.supported_tools
+    assert list(capabilities.supported_modes) == [1, 2, 3]
+    assert (capabilities.max_memory_mb, capabilities.max_concurrent_tasks) == (512, 64)
     running = asyncio.ensure_future(
         agent.ExecuteTask(requested(context={"tool_parameters": {"tool": "slow.ponder"}}))
     )
     async with asyncio.timeout(10):
-        while not agent.slow.now:
+        while not agent.slow.running:
             await asyncio.sleep(0)
     health = await agent.HealthCheck(pb.HealthCheckRequest())
     assert (health.healthy, health.active_tasks) == (True, 1)
@@ -322,7 +324,7 @@ async def _full() -> tuple[Condition, str]:
 
 
 @pytest.mark.parametrize(
-    ("probe", "healthy", "output_text"),
+    ("probe", "healthy", "message"),
     [
         (Probe(_stopped), False, "down; bus: the bus is gone"),
         (Probe(_slow), False, "down; bus: no answer within 0.2 seconds"),
@@ -335,11 +337,11 @@ async def test_a_stopped_or_slow_part_makes_the_server_unhealthy_or_degraded(
     deliberations: MemoryDeliberations,
     tmp_path: Path,
     probe: Probe,
-    output_text: str,
+    message: str,
     *,
     healthy: bool,
 ) -> None:
     async with serving_agents(tmp_path, deliberations, AgentSettings(), {"bus": probe}) as app:
         health = await app.HealthCheck(pb.HealthCheckRequest())
     assert health.healthy is healthy
-    assert health.message.startswith(output_text)
+    assert health.message.startswith(message)

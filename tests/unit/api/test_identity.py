@@ -86,7 +86,7 @@ def test_a_tokens_file_names_principals_and_their_tenants(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "mode", "wanted"),
+    ("text", "mode", "message"),
     [
         (ALICE, 0o644, "chmod 600"),
         ("", 0o600, "principals"),
@@ -100,9 +100,9 @@ def test_a_tokens_file_names_principals_and_their_tenants(tmp_path: Path) -> Non
     ],
 )
 def test_an_invalid_tokens_file_is_reported_without_its_tokens(
-    tmp_path: Path, text: str, mode: int, wanted: str
+    tmp_path: Path, text: str, mode: int, message: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=wanted) as caught:
+    with pytest.raises(ConfigurationError, match=message) as caught:
         read_tokens(config.GrpcSettings(tokens_file=tokens_file(tmp_path, text, mode)), tmp_path)
     assert "alices-token" not in str(caught.value)
 

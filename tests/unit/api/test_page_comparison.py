@@ -29,13 +29,17 @@ def compared(story: Story) -> tuple[Outcome, Comparison]:
 
 def test_a_row_has_the_figures_of_its_candidate() -> None:
     _, comparison = compared(full())
-    won, lost = comparison.rows
+    won, loser = comparison.rows
     assert (won.result.seat, won.failed_checks, won.tests) == (FIRST, (), Share(1, 1))
     assert won.authors == Share(1, 1)  # the tests of the second seat pass on it
     assert (won.files, won.added, won.removed, won.review) == (1, 1, 0, 0.9)
     assert (won.usage.tokens, round(won.usage.cost_usd, 2)) == (11, 0.1)
     assert won.seconds > 0
-    assert (lost.result.seat, lost.failed_checks, lost.tests) == (SECOND, ("tests",), Share(0, 1))
+    assert (loser.result.seat, loser.failed_checks, loser.tests) == (
+        SECOND,
+        ("tests",),
+        Share(0, 1),
+    )
     assert comparison.has_cost
     assert comparison.decisive.startswith(f"{FIRST} above {SECOND}: failed acceptance checks")
 

@@ -54,15 +54,15 @@ class App:
 @pytest.fixture
 async def app(tmp_path: Path) -> AsyncIterator[App]:
     bus = MemoryBus()
-    async with open_session_manager(tmp_path, bus) as behind:
-        assert behind.parking is not None
+    async with open_session_manager(tmp_path, bus) as backend:
+        assert backend.parking is not None
         dependencies = with_parts(
             api_dependencies(MemoryDeliberations()),
-            sessions=behind.session_manager,
-            approvals=behind.parking,
+            sessions=backend.session_manager,
+            approvals=backend.parking,
         )
         async with serving_page(dependencies) as browser:
-            yield App(browser, bus, behind.parking)
+            yield App(browser, bus, backend.parking)
 
 
 async def test_an_operator_sees_parked_requests_and_decides_each_once(app: App) -> None:
@@ -71,26 +71,26 @@ async def test_an_operator_sees_parked_requests_and_decides_each_once(app: App) 
     await app.park(
         ITEM, replace(ITEM, id="b2", request_id="r-2"), replace(ITEM, id="c3", tenant="elsewhere")
     )
-    shown = (await app.browser.get("/system/parked")).text
-    assert shown.count('class="panel"') == 2
-    assert shown.count("<script") == shown.count("<script src=")
-    assert shown.count(SHOWN) == 6
+    page = (await app.browser.get("/system/parked")).text
+    assert page.count('class="panel"') == 2
+    assert page.count("<script") == page.count("<script src=")
+    assert page.count(SHOWN) == 6
     allowed = await app.browser.send("/system/parked/a1", form=form, do="allow", reason="fine")
     assert (allowed.status, allowed.headers["Location"]) == (303, "/system/parked")
     assert (
         await app.browser.send("/system/parked/b2", form=form, do="refuse", reason="no")
     ).status == 303
     assert "There are no parked requests." in (await app.browser.get("/system/parked")).text
-    kept = await app.bus.bucket(BUCKET).entries()
-    received = {
+    stored = await app.bus.bucket(BUCKET).entries()
+    decisions = {
         key: (item["state"], item["approver"], item["comment"], bool(item["grant"][0]))
-        for key, item in kept.items()
+        for key, item in stored.items()
     }
-    assert received["local.a1"] == ("allowed", "local", "fine", True)
-    assert received["local.b2"] == ("refused", "local", "no", False)
-    assert received["elsewhere.c3"] == ("waiting", "", "", False)
-    again = await app.browser.send("/system/parked/a1", form=form, do="refuse")
-    assert (again.status, "it was allowed already" in again.text) == (400, True)
+    assert decisions["local.a1"] == ("allowed", "local", "fine", True)
+    assert decisions["local.b2"] == ("refused", "local", "no", False)
+    assert decisions["elsewhere.c3"] == ("waiting", "", "", False)
+    response = await app.browser.send("/system/parked/a1", form=form, do="refuse")
+    assert (response.status, "it was allowed already" in response.text) == (400, True)
 
 
 async def test_invalid_decisions_and_decisions_of_others_change_nothing(app: App) -> None:

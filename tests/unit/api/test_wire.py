@@ -307,9 +307,9 @@ def described(message: Descriptor) -> dict[str, tuple[int, str]]:
 def promised(table: str) -> dict[str, tuple[int, str]]:
     fields: dict[str, tuple[int, str]] = {}
     for number, entry in enumerate(filter(None, table.split(", ")), start=1):
-        found = re.fullmatch(r"(\w+) (\S+)(?: = (\d+))?", entry)
-        assert found is not None, entry
-        fields[found[1]] = (int(found[3] or number), found[2])
+        match = re.fullmatch(r"(\w+) (\S+)(?: = (\d+))?", entry)
+        assert match is not None, entry
+        fields[match[1]] = (int(match[3] or number), match[2])
     return fields
 
 
@@ -349,11 +349,11 @@ def test_runner_messages_match_the_specification() -> None:
     assert (
         runner_pb2.DESCRIPTOR.services_by_name["SecureRunner"].full_name == "runner.v1.SecureRunner"
     )
-    found = {
+    messages = {
         name: described(message)
         for name, message in runner_pb2.DESCRIPTOR.message_types_by_name.items()
     }
-    assert found == {name: promised(table) for name, table in RUNNER.items()}
+    assert messages == {name: promised(table) for name, table in RUNNER.items()}
 
 
 def test_orchestrator_rpcs_match_the_specification() -> None:
@@ -401,11 +401,11 @@ def test_the_agent_service_matches_the_specification() -> None:
     }
     for module, enums in SHANNON_ENUMS.items():
         for name, words in enums.items():
-            found = module.DESCRIPTOR.enum_types_by_name[name].values
-            assert [value.number for value in found] == list(range(len(words.split()) + 1))
+            values = module.DESCRIPTOR.enum_types_by_name[name].values
+            assert [value.number for value in values] == list(range(len(words.split()) + 1))
             assert all(
                 value.name.endswith(f"_{word}")
-                for value, word in zip(found, ["UNSPECIFIED", *words.split()], strict=True)
+                for value, word in zip(values, ["UNSPECIFIED", *words.split()], strict=True)
             )
 
 
@@ -425,9 +425,9 @@ def breaks(folder: Path, change: tuple[str, str] | None = None) -> str:
         assert text.count(change[0]) == 1
         path.write_text(text.replace(*change), encoding="utf-8")
     command = [str(BUF), "breaking", "--against", "protos/released.binpb"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert (done.returncode == 0) == (done.stdout == ""), done.stderr
-    return done.stdout
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert (process.returncode == 0) == (process.stdout == ""), process.stderr
+    return process.stdout
 
 
 @pytest.mark.skipif(not BUF.exists(), reason="needs buf: scripts/setup dev")
@@ -438,7 +438,7 @@ def test_the_protos_are_compatible_with_clients_of_the_last_release(tmp_path: Pa
 @pytest.mark.e2e  # buf over all protos, once a change
 @pytest.mark.skipif(not BUF.exists(), reason="needs buf: scripts/setup dev")
 @pytest.mark.parametrize(
-    ("change", "output_text"),
+    ("change", "message"),
     [
         (
             (
@@ -457,6 +457,6 @@ def test_the_protos_are_compatible_with_clients_of_the_last_release(tmp_path: Pa
     ],
 )
 def test_a_breaking_change_is_detected(
-    tmp_path: Path, change: tuple[str, str], output_text: str
+    tmp_path: Path, change: tuple[str, str], message: str
 ) -> None:
-    assert output_text in breaks(tmp_path, change)
+    assert message in breaks(tmp_path, change)

@@ -12,7 +12,7 @@ from support.tool_gateway import FakeWorkspace
 
 class FakeWorkspaces:
     @asynccontextmanager
-    async def open(self, prepared: Any, name: str, **given: Any) -> AsyncIterator[FakeWorkspace]:
+    async def open(self, prepared: Any, name: str, **options: Any) -> AsyncIterator[FakeWorkspace]:
         yield FakeWorkspace()
 
 

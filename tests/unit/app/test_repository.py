@@ -92,10 +92,10 @@ async def test_a_given_profile_replaces_the_repositorys_own_once(
     repositories = trusted_repositories(settings)
     plain = await find_repository(settings, NamedRepository(str(repo.path)))
     mine = await find_repository(settings, NamedRepository(str(repo.path), profile=file))
-    again = await find_repository(settings, NamedRepository(str(repo.path)))
+    found_again = await find_repository(settings, NamedRepository(str(repo.path)))
     assert plain is not None
     assert mine is not None
-    assert again == plain != mine
+    assert found_again == plain != mine
     assert (await repositories.resolve(plain)).profile.checks == {"tests": ("false",)}
     base = await repositories.resolve(mine)
     assert (dict(base.profile.checks), base.profile.known_failures) == (
@@ -118,8 +118,8 @@ async def test_an_invalid_profile_is_named(settings: Settings, repo: Repo, tmp_p
 async def test_the_tenant_of_a_line_is_read_from_branch_commit_or_record(
     settings: Settings, repo: Repo
 ) -> None:
-    async def owner(where: str, ref: str = "", tenant: str = "") -> str:
-        return (await line_origin(settings, where, ref, "src/utils.py", 1, tenant=tenant))[1]
+    async def owner(location: str, ref: str = "", tenant: str = "") -> str:
+        return (await line_origin(settings, location, ref, "src/utils.py", 1, tenant=tenant))[1]
 
     path = str(repo.path)
     assert await owner(path) == "local"

@@ -69,10 +69,10 @@ async def tasks_of(*events: Event) -> tuple[MemoryBus, Tasks]:
 
 async def test_the_latest_tasks_are_found_at_any_depth_of_a_long_log() -> None:
     ends = [decided(f"task-{number}") for number in range(3)]
-    later = [
+    later_events = [
         new_event(EventType.SEAT_TURN, "x", {"task_id": "x"}, ordinal=str(n)) for n in range(900)
     ]
-    _, tasks = await tasks_of(*ends, *later, decided("task-9"))
+    _, tasks = await tasks_of(*ends, *later_events, decided("task-9"))
     assert [view.task_id for view in await tasks.latest(limit=1)] == ["task-9"]
     assert [view.task_id for view in await tasks.latest(limit=2)] == ["task-9", "task-2"]
     assert len(await tasks.latest("ended", 50)) == 4

@@ -118,22 +118,22 @@ def test_a_wrong_algorithm_type_or_key_is_refused() -> None:
 def test_an_expired_or_revoked_token_is_refused() -> None:
     clock, revoked = Clock(), set[str]()
     tokens = Tokens(KEY, 100, revoked=lambda ids: not revoked.isdisjoint(ids), clock=clock)
-    token, other = minted(tokens, seconds=60), minted(tokens, seconds=60)
+    token, second_token = minted(tokens, seconds=60), minted(tokens, seconds=60)
     child = narrow(token, seconds=60, clock=clock)
     assert tokens.check(child, "ws-1").chain[0] == tokens.check(token, "ws-1").chain[0]
     revoked.add(tokens.check(token, "ws-1").chain[0])
     for expired in (token, child):
         with pytest.raises(Refused, match="revoked"):
             tokens.check(expired, "ws-1")
-    tokens.check(other, "ws-1")
+    tokens.check(second_token, "ws-1")
     clock.now += 61
     with pytest.raises(Refused, match="expired"):
-        tokens.check(other, "ws-1")
+        tokens.check(second_token, "ws-1")
     revoked.clear()
     clock.now -= 61
     revoked.add("ws-1")
     with pytest.raises(Refused, match="revoked"):
-        tokens.check(other, "ws-1")
+        tokens.check(second_token, "ws-1")
 
 
 def test_a_bound_token_stays_bound() -> None:
@@ -210,22 +210,27 @@ def allows(capability: Capability) -> set[str]:
 def test_delegation_never_widens_a_token(tools: list[str], steps: list[dict[str, Any]]) -> None:
     tokens = Tokens(KEY, 100)
     token = minted(tokens, tuple(tools))
-    before = tokens.check(token, "ws-1")
+    claims_before = tokens.check(token, "ws-1")
     for step in steps:
         token = narrow(token, **step)
-        after = tokens.check(token, "ws-1")
-        assert allows(after) <= allows(before)
-        assert set(after.grant.protected) >= set(before.grant.protected)
-        assert after.expires <= before.expires
-        assert after.chain[:-1] == before.chain
-        assert not before.request or after.request == before.request
-        assert (after.tenant, after.principal, after.role, after.workspace) == (
+        claims_after = tokens.check(token, "ws-1")
+        assert allows(claims_after) <= allows(claims_before)
+        assert set(claims_after.grant.protected) >= set(claims_before.grant.protected)
+        assert claims_after.expires <= claims_before.expires
+        assert claims_after.chain[:-1] == claims_before.chain
+        assert not claims_before.request or claims_after.request == claims_before.request
+        assert (
+            claims_after.tenant,
+            claims_after.principal,
+            claims_after.role,
+            claims_after.workspace,
+        ) == (
             "local",
             "ann",
             "dev",
             "ws-1",
         )
-        before = after
+        claims_before = claims_after
 
 
 @pytest.mark.parametrize(

@@ -123,11 +123,11 @@ def test_an_ended_process_has_no_cpu_time() -> None:
 
 @pytest.mark.e2e
 def test_the_cpu_of_another_systems_server_is_counted() -> None:
-    before = _read_cpu()
+    cpu_before = _read_cpu()
     with _running(None, _CHILD) as server:
         assert server.stdout
         server.stdout.readline()
-        assert _read_cpu()["server"] - before["server"] > _BURNT * 0.9
+        assert _read_cpu()["server"] - cpu_before["server"] > _BURNT * 0.9
 
 
 async def test_a_missing_dependency_of_restate_is_named(

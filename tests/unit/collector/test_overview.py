@@ -48,7 +48,7 @@ def seat_event(
     )
 
 
-def decided(task: str, status: str = "COMPLETED", tenant: str = "local", **more: Any) -> Event:
+def decided(task: str, status: str = "COMPLETED", tenant: str = "local", **fields: Any) -> Event:
     seats = (SeatOutcome(ONE, SeatStatus.FAILED, "MODEL_UNAVAILABLE", "nobody answers"),)
     outcome = Outcome(
         task,
@@ -57,7 +57,7 @@ def decided(task: str, status: str = "COMPLETED", tenant: str = "local", **more:
         role="dev",
         seats=seats,
         duration_ms=7,
-        **more,
+        **fields,
     )
     return new_event(
         EventType.DELIBERATION_DECIDED, task, dump(outcome), tenant=tenant, time=NOW.isoformat()
@@ -142,8 +142,8 @@ async def test_only_live_and_failed_tasks_of_the_tenant_are_listed() -> None:
     assert [view.task_id for view in await overview.list_tasks(LOCAL, limit=1, first=2)] == [
         "task-2"
     ]
-    found = await overview.list_tasks(LOCAL, limit=1, query="HELLO_world sample", first=1)
-    assert [view.task_id for view in found] == ["task-3"]
+    matches = await overview.list_tasks(LOCAL, limit=1, query="HELLO_world sample", first=1)
+    assert [view.task_id for view in matches] == ["task-3"]
     assert await overview.list_tasks(LOCAL, query="hello goodbye") == []
     assert {view.task_id for view in await overview.list_tasks(EVE)} == {"task-8", "task-9"}
     assert (await overview.get_task(TaskId("task-2"), LOCAL)) == failed

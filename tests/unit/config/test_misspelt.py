@@ -137,5 +137,5 @@ def test_a_removed_setting_is_an_error_with_its_replacement(
 
 
 def test_no_removed_setting_exists() -> None:
-    known = set(known_variables(AllSettings, ""))
-    assert {name for name in REMOVED if name.upper().replace(".", "__") in known} == set()
+    variables = set(known_variables(AllSettings, ""))
+    assert {name for name in REMOVED if name.upper().replace(".", "__") in variables} == set()

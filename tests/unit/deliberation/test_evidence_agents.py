@@ -65,9 +65,9 @@ def turns(*replies: Any) -> Callable[[str], Any]:
     return lambda step: turn_replies[min(int(step.split(".")[1]), len(turn_replies)) - 1]
 
 
-def change(text: str, *more: Any) -> Callable[[str], Any]:
+def change(text: str, *further_calls: Any) -> Callable[[str], Any]:
     """Reply as a seat that makes one change."""
-    return turns((write(text), *more, SUBMIT), (SUBMIT,))
+    return turns((write(text), *further_calls, SUBMIT), (SUBMIT,))
 
 
 def council_of(
@@ -144,9 +144,9 @@ async def test_the_test_writer_gets_the_tasks_examples_and_a_list_of_missed_ones
         "discount() is wrong: discount(200, 10) should be 180, and `discount(50, 50)` must return "
         "`25`."
     )
-    one = "from price import discount\n\n\ndef test_a():\n    assert discount(100, 1) == 99\n"
+    test_code = "from price import discount\n\n\ndef test_a():\n    assert discount(100, 1) == 99\n"
     writer = turns(
-        (write(one, "tests/test_a.py"), SUBMIT),
+        (write(test_code, "tests/test_a.py"), SUBMIT),
         (write(TESTS, "tests/test_b.py"), SUBMIT),
         (SUBMIT,),
     )
@@ -186,23 +186,23 @@ async def test_the_test_writer_continues_after_losing_its_workspace(native: Any)
         "discount() is wrong: discount(200, 10) should be 180, and `discount(50, 50)` must return "
         "`25`."
     )
-    one = "from price import discount\n\n\ndef test_a():\n    assert discount(100, 1) == 99\n"
-    lost = _LostOnce()
+    test_code = "from price import discount\n\n\ndef test_a():\n    assert discount(100, 1) == 99\n"
+    broken_once = _LostOnce()
     writer = turns(
-        (write(one, "tests/test_a.py"), SUBMIT),
+        (write(test_code, "tests/test_a.py"), SUBMIT),
         (write(TESTS, "tests/test_b.py"), SUBMIT),
         (SUBMIT,),
     )
 
     def breaking(step: str) -> Any:
         if step.endswith(".2"):
-            lost.add("task-1-test-writer")
+            broken_once.add("task-1-test-writer")
         return writer(step)
 
     async with native(
         council_of(one=change(RIGHT), writer=breaking), files=FILES, evidence=ALL
     ) as app:
-        app.workspaces.broken = lost
+        app.workspaces.broken = broken_once
         d = app.deliberation("single", 1, description=task)
         events = await app.run(d)
         opened = app.workspaces.opened.count("task-1-test-writer")
@@ -211,12 +211,12 @@ async def test_the_test_writer_continues_after_losing_its_workspace(native: Any)
 
 
 async def test_cases_beyond_the_limit_of_the_reader_do_not_count(native: Any) -> None:
-    many = (
+    test_code = (
         "import pytest\nfrom price import discount\n\n\n@pytest.mark.parametrize('n', range(1, "
         "43))\n"
         "def test_many(n):\n    assert discount(100, n) == 100 - n\n"
     )
-    writer = turns((write(many, "tests/test_many.py"), SUBMIT), (SUBMIT,))
+    writer = turns((write(test_code, "tests/test_many.py"), SUBMIT), (SUBMIT,))
     async with native(
         council_of(one=change(RIGHT), writer=writer), files=FILES, evidence=ALL
     ) as app:
@@ -236,20 +236,22 @@ async def test_a_special_cased_answer_loses_because_it_fails_the_test_writers_te
         events = await app.run(d)
     outcome = decided(app, events, d)
     assert (outcome.winner_id, outcome.evidence_level) == (TWO, EvidenceLevel.REPRODUCED)
-    wrong = outcome.results[1]
-    assert wrong.evidence_level is EvidenceLevel.UNPROVEN
+    special_cased = outcome.results[1]
+    assert special_cased.evidence_level is EvidenceLevel.UNPROVEN
     assert any(
         reason == "Fails tests of test-writer: tests/test_discount.py::test_half."
-        for reason in wrong.reasons
+        for reason in special_cased.reasons
     )
 
 
 async def test_a_test_that_contradicts_the_task_is_dropped_with_the_reason(native: Any) -> None:
     odd = "from price import discount\n\n\ndef test_odd():\n    assert discount(200, 10) == 190\n"
     writer = turns((write(odd, "tests/test_discount.py"), SUBMIT), (SUBMIT,))
-    wrong = change(PRICE.replace("return price", "return price - percent"))
+    contradicting = change(PRICE.replace("return price", "return price - percent"))
     read = json.dumps({"dropped": [{"test": 1, "why": "the task says 180"}]})
-    async with native(council_of(read, one=wrong, writer=writer), files=FILES, evidence=ALL) as app:
+    async with native(
+        council_of(read, one=contradicting, writer=writer), files=FILES, evidence=ALL
+    ) as app:
         d = app.deliberation("single", 1, description=TASK)
         events = await app.run(d)
     outcome = decided(app, events, d)
@@ -307,8 +309,8 @@ async def test_a_test_that_fails_on_every_answer_refutes_all_if_the_task_require
     native: Any, required: str, level: EvidenceLevel
 ) -> None:
     """Two tests pass on the only answer, and one fails."""
-    same = "def test_same():\n    assert discount(200, 10) < 190\n\n\n"
-    tests = TESTS.replace("def test_zero", f"{same}def test_zero")
+    same_test = "def test_same():\n    assert discount(200, 10) < 190\n\n\n"
+    tests = TESTS.replace("def test_zero", f"{same_test}def test_zero")
     writer = turns((write(tests, "tests/test_discount.py"), SUBMIT), (SUBMIT,))
     council = council_of(required=required, one=change(SPECIAL), writer=writer)
     async with native(council, files=FILES, evidence=ALL) as app:
@@ -345,9 +347,9 @@ async def test_changes_of_the_test_writer_outside_tests_are_never_run(native: An
     assert decided(app, events, d).evidence_level is EvidenceLevel.UNPROVEN
 
 
-@pytest.mark.parametrize("why", ["proven", "off", "small"])
+@pytest.mark.parametrize("case", ["proven", "off", "small"])
 async def test_the_test_writer_is_skipped_if_proven_or_disabled_or_the_window_is_small(
-    native: Any, why: str
+    native: Any, case: str
 ) -> None:
     files = {
         **FILES,
@@ -359,7 +361,7 @@ async def test_the_test_writer_is_skipped_if_proven_or_disabled_or_the_window_is
         "proven": {"files": files, "evidence": ALL},
         "off": {"files": FILES, "evidence": EvidenceSettings(agents=("tie-breaker", "reviewers"))},
         "small": {"files": FILES, "evidence": ALL, "context_tokens": 12_000},
-    }[why]
+    }[case]
     async with native(council_of(one=change(RIGHT)), **settings) as app:
         events = await app.run(app.deliberation("single", 1, description=TASK))
     assert reports(events) == []
@@ -383,14 +385,14 @@ async def test_a_restart_during_the_test_writers_work_repeats_no_call(native: An
         recorded = [
             event for event in events[: at + 1] if event.type is not EventType.TOOL_FINISHED
         ]
-        again = await app.run(d, Recording.of(recorded))
+        repeated = await app.run(d, Recording.of(recorded))
     fresh = [call.call_id for call in app.server.requests[calls:]]
     assert fresh
     assert not {
         event.data["call_id"] for event in recorded if event.type is EventType.MODEL_CALLED
     } & set(fresh)
     assert all("/test-writer/" in call_id for call_id in fresh)
-    assert reports(again) == reports(events), "the same events, recorded once"
+    assert reports(repeated) == reports(events), "the same events, recorded once"
 
 
 BREAKER_ONLY = EvidenceSettings(agents=("tie-breaker",))
@@ -488,7 +490,7 @@ def reviewed(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda body, headers: (answer if phase_of(headers) == "verify" else seats)(body, headers)
 
 
-def submitted(score: int, **more: str) -> tuple[str, Mapping[str, Any]]:
+def submitted(score: int, **overrides: str) -> tuple[str, Mapping[str, Any]]:
     fields = {
         "does_the_task": "It does.",
         "breaks": "",
@@ -497,7 +499,7 @@ def submitted(score: int, **more: str) -> tuple[str, Mapping[str, Any]]:
         "unmet": [1],
         "score": score,
     }
-    return ("submit", fields | more)
+    return ("submit", fields | overrides)
 
 
 async def test_a_reviewer_has_the_answer_in_its_workspace_and_tokens_to_reason(native: Any) -> None:
@@ -584,13 +586,13 @@ async def test_the_test_writers_tests_also_run_on_a_second_wave(native: Any) -> 
     async with native(answer, files=FILES, evidence=WRITER_ONLY) as app:
         d = app.deliberation("tournament", 2, description=TASK, rounds=0, max_turns=10)
         events = await app.run(d)
-        written = [
+        writer_calls = [
             call.call_id
             for call in app.server.requests
             if call.call_id.endswith("/test-writer/verify/0.1")
         ]
     outcome = decided(app, events, d)
-    assert len(written) == 1
+    assert len(writer_calls) == 1
     assert outcome.evidence_level is EvidenceLevel.REPRODUCED, outcome.results[0].reasons
     assert "price * percent // 100" in outcome.diff
     assert sorted(report["agent"] for report in reports(events)) == [

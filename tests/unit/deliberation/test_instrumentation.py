@@ -70,7 +70,7 @@ async def test_one_trace_covers_the_deliberation_and_each_model_and_tool_call(
 ) -> None:
     async with open_council(tmp_path, by_phase(append(SOLUTION))) as app:
         events, spans = await watched(app, app.deliberation("vote", seats=2, max_turns=1))
-        seen = [(call.call_id, call.headers) for call in app.server.requests]
+        requests = [(call.call_id, call.headers) for call in app.server.requests]
     assert {f"{span.context.trace_id:032x}" for span in spans if span.context} == {
         CALLER.split("-")[1]
     }
@@ -87,8 +87,8 @@ async def test_one_trace_covers_the_deliberation_and_each_model_and_tool_call(
     chats = {
         str((span.attributes or {})["moothall.call_id"]): span for span in named(spans, "chat")
     }
-    assert set(chats) == {call_id for call_id, _ in seen}
-    for call_id, headers in seen:  # the server's own spans join the call that it answers
+    assert set(chats) == {call_id for call_id, _ in requests}
+    for call_id, headers in requests:  # the server's own spans join the call that it answers
         context = chats[call_id].context
         assert context is not None
         assert headers["traceparent"].split("-")[2] == f"{context.span_id:016x}"
@@ -159,11 +159,11 @@ async def test_prompts_and_answers_are_recorded_if_enabled(tmp_path: Path) -> No
 
 async def test_an_unknown_tool_creates_no_label(tmp_path: Path) -> None:
     calls = telemetry.metrics.TOOL_CALLS
-    before = dict(calls.values)
+    values_before = dict(calls.values)
     hostile = act(("rm -rf / " + "x" * 5000, {}))
     async with open_council(tmp_path, by_phase(hostile)) as app:
         _, spans = await watched(app, app.deliberation("single", seats=1, max_turns=1))
-    new = {labels for labels, value in calls.values.items() if value != before.get(labels)}
+    new = {labels for labels, value in calls.values.items() if value != values_before.get(labels)}
     assert new == {("unknown", "invalid")}
     assert {
         str((span.attributes or {})["gen_ai.tool.name"]) for span in named(spans, "execute_tool")
@@ -209,12 +209,15 @@ async def test_model_calls_are_counted_in_metrics(tmp_path: Path) -> None:
         genai[1].counts.get(row, [0])[-1] for row in rows[1:]
     ]
     calls, tokens = telemetry.metrics.MODEL_CALLS, telemetry.metrics.MODEL_TOKENS
-    before = calls.values.get(("scripted", "ok"), 0), tokens.values.get(("scripted", "prompt"), 0)
+    counts_before = (
+        calls.values.get(("scripted", "ok"), 0),
+        tokens.values.get(("scripted", "prompt"), 0),
+    )
     async with open_council(tmp_path, by_phase(finish("pond"))) as app:
         await app.run(app.deliberation("single", seats=1, repository=None, base_sha=None))
         requests = len(app.server.requests)
-    assert calls.values["scripted", "ok"] == before[0] + requests
-    assert tokens.values["scripted", "prompt"] > before[1]
+    assert calls.values["scripted", "ok"] == counts_before[0] + requests
+    assert tokens.values["scripted", "prompt"] > counts_before[1]
     assert telemetry.metrics.MODEL_CALLS_IN_FLIGHT.values[()] == 0
     assert sum(genai[0].counts[rows[0]][:-1]) == earlier[0] + requests
     assert genai[1].counts[rows[1]][-1] > earlier[1]

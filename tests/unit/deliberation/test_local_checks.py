@@ -66,9 +66,9 @@ def test_a_slow_suite_runs_the_failing_cases_and_those_of_the_changed_module() -
 
 
 def test_changed_tests_and_cases_lost_in_the_re_check_are_run_too() -> None:
-    lost = frozenset({"tests/test_b.py::x"})
+    lost_cases = frozenset({"tests/test_b.py::x"})
     change = patch("src/pkg/c.py", "tests/test_new.py", tests=("tests/test_new.py",))
-    (scope,) = select_checks(prepared(60_000), change, lost, 10)
+    (scope,) = select_checks(prepared(60_000), change, lost_cases, 10)
     assert scope == CheckScope(
         "tests", False, ("tests/test_b.py::red", "tests/test_b.py::x"), ("tests/test_new.py",)
     )
@@ -132,18 +132,18 @@ def test_cases_that_failed_on_the_base_are_always_run(
         assert item.complete or red <= set(item.cases) <= set(cases)
 
 
-def run(cases: dict[str, str], **more: Any) -> CheckRun:
-    return CheckRun("tests", Verdict.FAILED, cases, **more)
+def run(cases: dict[str, str], **fields: Any) -> CheckRun:
+    return CheckRun("tests", Verdict.FAILED, cases, **fields)
 
 
 def test_failed_cases_are_shown_with_their_output_and_earlier_failures_as_such() -> None:
     base = run({"a": "failed", "b": "passed"})
-    now = run(
+    current = run(
         {"a": "failed", "b": "failed"},
         details={"a": "old trouble", "b": "KeyError: 'x'"},
         output="noise " * 999,
     )
-    text = check_text(now, base, 2000)
+    text = check_text(current, base, 2000)
     assert text.index("Failing since your change: b\nb:\nKeyError: 'x'") < text.index(
         "Failed before your change too: a\na:\nold trouble"
     )
@@ -168,9 +168,9 @@ def test_no_seat_is_asked_to_repair_passing_tests() -> None:
     assert "the whole suite runs in the clean re-check" in verdict_text(
         WorkspaceState(patch("x"), passed=True, complete=False)
     )
-    before = WorkspaceState(patch("x"), passed=True, still_failing=("a",))
+    state = WorkspaceState(patch("x"), passed=True, still_failing=("a",))
     assert (
-        verdict_text(before)
+        verdict_text(state)
         == "Nothing fails that did not fail before your change (a). If the task is done, finish."
     )
     assert verdict_text(WorkspaceState(patch("x"))) == "Repair this."
@@ -220,7 +220,7 @@ class Checked(FakeWorkspace):
         return CheckRun(name, Verdict.PASSED, dict.fromkeys(self.cases_of[tuple(paths)], "passed"))
 
 
-async def look(tmp_path: Path, workspace: Checked, base: Prepared) -> WorkspaceState:
+async def check_state(tmp_path: Path, workspace: Checked, base: Prepared) -> WorkspaceState:
     async with open_app(tmp_path) as app:
         seat = replace(app.seat(), workspace=workspace)
         place = CheckedWorkspace(TurnContext(seat, app.tool_gateway), base)
@@ -256,7 +256,7 @@ async def test_importing_ava_files_run_beside_the_seats_own_test(
     workspace = Checked(
         change, imports, {("test/retry.ts",): ["one", "two"], ("test/new.ts",): ["fixed"]}
     )
-    state = await look(tmp_path, workspace, base)
+    state = await check_state(tmp_path, workspace, base)
     assert workspace.check_calls == [
         (("test/retry.ts",), ("retry \u203a one", "retry \u203a two")),
         (("test/new.ts",), ()),
@@ -276,7 +276,7 @@ async def test_cargo_cases_of_the_changed_module_run_beside_the_seats_own_test(
     base = slow("cargo test", cases, ("src/a.rs", "src/b.rs", "tests/z.rs"))
     change = Patch("0" * 40, "1" * 40, "+x", ("src/a.rs", "tests/new.rs"), ("tests/new.rs",))
     workspace = Checked(change, (), {(): cases[:1], ("tests/new.rs",): ["new tests/new.rs::fixed"]})
-    state = await look(tmp_path, workspace, base)
+    state = await check_state(tmp_path, workspace, base)
     (_, ids), (paths, none) = workspace.check_calls
     assert (ids[0], paths, none) == (cases[0], ("tests/new.rs",), ())
     assert [*state.runs["tests"].cases] == [cases[0], "new tests/new.rs::fixed"]
@@ -290,5 +290,5 @@ async def test_other_runners_run_cases_and_files_in_one_call(tmp_path: Path, com
     )
     paths = ("tests/test_a.py", "tests/test_new.py")
     workspace = Checked(change, (), {paths: ["tests/test_a.py::x", "tests/test_new.py::z"]})
-    await look(tmp_path, workspace, base)
+    await check_state(tmp_path, workspace, base)
     assert workspace.check_calls == [(paths, ("tests/test_a.py::x", "tests/test_new.py"))]

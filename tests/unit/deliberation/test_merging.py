@@ -45,13 +45,13 @@ def solving() -> str:
     old = SAMPLE["src/utils.py"]
     assert isinstance(old, str)
     new = old + SOLUTION
-    count, more = len(old.splitlines()), len(new.splitlines())
+    count, new_count = len(old.splitlines()), len(new.splitlines())
     lines = [f" {line}" for line in old.splitlines()] + [
         f"+{line}" for line in new.splitlines()[count:]
     ]
     head = (
         "diff --git a/src/utils.py b/src/utils.py\n--- a/src/utils.py\n+++ b/src/utils.py\n@@ "
-        f"-1,{count} +1,{more} @@\n"
+        f"-1,{count} +1,{new_count} @@\n"
     )
     return head + "\n".join(lines) + "\n"
 
@@ -62,8 +62,8 @@ async def test_a_merge_is_judged_without_a_model(tmp_path: Path) -> None:
         assert outcomes(events) == {"agent-dev-001": "proposed"}
         assert verdicts(events)["agent-dev-001", "tests"] == "passed"
         assert of(events, EventType.MODEL_CALLED) == []
-        again = await app.run(app.deliberation("single", 1, merge=COMMITS))
-        assert len(of(again, EventType.SEAT_PROPOSED)) == 1
+        repeated = await app.run(app.deliberation("single", 1, merge=COMMITS))
+        assert len(of(repeated, EventType.SEAT_PROPOSED)) == 1
 
 
 async def test_commits_are_merged_into_the_original_base_with_its_hidden_tests(

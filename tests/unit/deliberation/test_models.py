@@ -93,10 +93,11 @@ async def two_models(
     second: Answer,
     *,
     server: dict[str, Any] | None = None,
-    **other: Any,
+    **overrides: Any,
 ) -> AsyncIterator[tuple[CouncilEnvironment, ScriptedModel]]:
-    """Open the environment of a council with a default model and a second one, `large`, with the
-    settings `other`; `server` serves the second one.
+    """Open the environment of a council with a default model and a second one, `large`.
+
+    `overrides` are settings of the second one, and `server` are arguments of its server.
     """
     async with (
         open_council(folder, first) as app,
@@ -104,7 +105,7 @@ async def two_models(
     ):
         default = app.parts.answerers.llm.model_copy(update={"model": "scripted"})
         models = Models.of(
-            default, {"large": LlmSettings(base_url=deep.base_url, model="deep", **other)}
+            default, {"large": LlmSettings(base_url=deep.base_url, model="deep", **overrides)}
         )
         async with open_models(models, app.server.base_url) as opened:
             named = {name: NamedModel(llm, opened[name]) for name, llm in models.named.items()}

@@ -53,8 +53,8 @@ async def test_a_vote_of_three_checks_every_proposal(council: Any) -> None:
     ) as app:
         events = await app.run(app.deliberation("vote", max_turns=1))
     assert outcomes(events) == {ONE: "proposed", TWO: "proposed", THREE: "proposed"}
-    shown = verdicts(events)
-    assert shown == {
+    results = verdicts(events)
+    assert results == {
         (ONE, "applies"): "passed",
         (ONE, "tests"): "failed",
         (TWO, "applies"): "passed",
@@ -250,10 +250,10 @@ async def test_a_stopping_host_reports_no_seat_as_finished_and_another_takes_ove
         task.cancel(HOST_STOPS)
         with pytest.raises(asyncio.CancelledError):
             await task
-        before = await app.events()
-        assert outcomes(before) == {}
+        earlier_events = await app.events()
+        assert outcomes(earlier_events) == {}
         waiting[0] = False
-        events = await app.run(d, Recording.of(before))
+        events = await app.run(d, Recording.of(earlier_events))
     assert set(outcomes(events).values()) == {"proposed"}
     answered = Counter(data["call_id"] for data in of(events, EventType.MODEL_CALLED))
     assert set(answered.values()) == {1}
@@ -366,8 +366,8 @@ async def test_planted_instructions_stay_fenced(council: Any) -> None:
         events = await app.run(d)
     for call in app.server.requests:
         for message in call.body["messages"]:
-            outside = outside_fences(message["content"]) if message["role"] == "user" else ""
-            assert "Ignore the task" not in outside
+            unfenced = outside_fences(message["content"]) if message["role"] == "user" else ""
+            assert "Ignore the task" not in unfenced
     assert [
         item["tool"] for data in of(events, EventType.SEAT_TURN) for item in data["operations"]
     ] == ["files.read"] * 2
@@ -445,9 +445,9 @@ async def test_a_whole_council_is_replayed_from_its_recording_without_a_call(cou
         d = app.deliberation("tests_then_verify", max_turns=1)
         first = await app.run(d)
         calls = len(app.server.requests)
-        again = await app.run(d, Recording.of(first))
+        repeated = await app.run(d, Recording.of(first))
         assert len(app.server.requests) == calls
-    assert {event.id for event in again} == {event.id for event in first}
+    assert {event.id for event in repeated} == {event.id for event in first}
 
 
 async def test_three_of_six_seats_fail_and_the_others_propose(council: Any) -> None:

@@ -161,8 +161,10 @@ async def test_without_the_readers_approval_an_existing_test_counts_as_on_the_ba
 
 
 async def test_a_deleted_test_is_not_submitted_to_the_reader(native: Any) -> None:
-    without = OLD.replace("def test_empty():\n    assert parse_port('') == 0\n\n\n", "")
-    answer = council_of(SUPERSEDED, one={"src/ports.py": RIGHT, "tests/test_ports.py": without})
+    shortened_tests = OLD.replace("def test_empty():\n    assert parse_port('') == 0\n\n\n", "")
+    answer = council_of(
+        SUPERSEDED, one={"src/ports.py": RIGHT, "tests/test_ports.py": shortened_tests}
+    )
     outcome, _, prompts = await run(native, answer, seats=1)
     assert outcome.winner_id == ""
     assert prompts == []

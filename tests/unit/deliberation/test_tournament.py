@@ -45,8 +45,8 @@ def _judge(prompt: str, best: str) -> str:
         return json.dumps(
             {**SUMMARY, "behaviour": f"hello_world() returns {value[1] if value else '?'}"}
         )
-    shown = re.findall(r"--- answer ([A-Z]) \[\w+\] ---\n(.*?)\n--- end", prompt, re.DOTALL)
-    letters = [letter for letter, text in sorted(shown, key=lambda one: best not in one[1])]
+    answers = re.findall(r"--- answer ([A-Z]) \[\w+\] ---\n(.*?)\n--- end", prompt, re.DOTALL)
+    letters = [letter for letter, text in sorted(answers, key=lambda answer: best not in answer[1])]
     return json.dumps({"why": f"only one returns {best}", "order": letters})
 
 
@@ -58,13 +58,13 @@ async def test_a_second_wave_starts_from_the_original_code_with_notes(council: A
         ("files.append", {"path": "src/utils.py", "content": SOLUTION}),
         ("files.write", {"path": "tests/test_more.py", "content": OWN_TEST}),
     )
-    other = append("\n" + SOLUTION)
+    other_answer = append("\n" + SOLUTION)
 
     def work(body: Any, headers: Any) -> str:
         if phase_of(headers) == "verify":
             return _judge(body["messages"][-1]["content"], "Hello")
         if NOTES in body["messages"][1]["content"]:
-            return second if seat_of(headers) == ONE else other
+            return second if seat_of(headers) == ONE else other_answer
         return append(f"\n\ndef hello_world() -> str:\n    return 'Goodbye {seat_of(headers)}'\n")
 
     def answer(body: Any, headers: Any) -> Any:
@@ -77,9 +77,11 @@ async def test_a_second_wave_starts_from_the_original_code_with_notes(council: A
     async with council(answer, files=PASSING) as app:
         events = await app.run(app.deliberation("tournament", 2, max_turns=1, rounds=0))
         first = [call for call in app.server.requests if call.call_id.endswith("/propose/0.1")]
-        again = [call for call in app.server.requests if call.call_id.endswith("/propose/1.1")]
-    assert len(first) == len(again) == 2
-    for call in again:
+        second_wave = [
+            call for call in app.server.requests if call.call_id.endswith("/propose/1.1")
+        ]
+    assert len(first) == len(second_wave) == 2
+    for call in second_wave:
         assert NOTES in call.prompt
         assert "return 'Goodbye" not in call.prompt, "no patch of the first wave is visible"
         assert [message["role"] for message in call.body["messages"]] == ["system", "user"], (
@@ -221,10 +223,10 @@ async def test_an_author_reads_summaries_of_the_other_answers_before_it_revises(
     for prompt in prompts.values():
         assert "answer A of a colleague" in prompt
         assert "agent-dev" not in prompt
-    seen = prompts[TWO].partition("of a colleague")[2]
-    assert "src/utils.py (+" in seen
-    assert "Evidence: self-tested" in seen
-    assert 'return "' not in seen, (
+    summary = prompts[TWO].partition("of a colleague")[2]
+    assert "src/utils.py (+" in summary
+    assert "Evidence: self-tested" in summary
+    assert 'return "' not in summary, (
         "summaries contain no code, not even that printed by a failing test"
     )
     assert "Fails your tests." in prompts[ONE]

@@ -31,8 +31,8 @@ def _file(tmp_path: Path, name: str, text: str) -> Path:
 
 
 def test_the_current_settings_are_measured_by_default(tmp_path: Path) -> None:
-    (only,) = _read(tmp_path)
-    assert (only.name, only.options.agents, only.settings.data_dir) == (
+    (configuration,) = _read(tmp_path)
+    assert (configuration.name, configuration.options.agents, configuration.settings.data_dir) == (
         "default",
         3,
         tmp_path / "data",
@@ -41,15 +41,18 @@ def test_the_current_settings_are_measured_by_default(tmp_path: Path) -> None:
 
 def test_seats_have_no_network_access(tmp_path: Path) -> None:
     path = _file(tmp_path, "open.toml", '[http]\nallow = ["127.0.0.1"]\n')
-    (only,) = _read(tmp_path, f"open={path}")
-    shut: Settings = only.settings
+    (configuration,) = _read(tmp_path, f"open={path}")
+    shut: Settings = configuration.settings
     assert (shut.http.allow, shut.http.only_allowed) == ((), True)  # type: ignore[attr-defined] # a family's section
 
 
 def test_a_configuration_may_have_its_own_options(tmp_path: Path) -> None:
     path = _file(tmp_path, "small.toml", "[limits]\nturns = 7\n")
-    one, small = _read(tmp_path, "one=,agents=1,protocol=single", f"small={path}")
-    assert (one.options, small.options) == (Options(agents=1, protocol="single"), Options(agents=3))
+    inline, small = _read(tmp_path, "one=,agents=1,protocol=single", f"small={path}")
+    assert (inline.options, small.options) == (
+        Options(agents=1, protocol="single"),
+        Options(agents=3),
+    )
     assert small.settings.limits.turns == 7
 
 
@@ -86,9 +89,9 @@ def test_equal_configurations_are_refused(tmp_path: Path) -> None:
 
 def test_a_changed_configuration_needs_another_name(tmp_path: Path) -> None:
     results = Lines(tmp_path / "results.jsonl")
-    (one,) = _read(tmp_path, "one=,agents=1")
-    results.add({"task": "t", "config": "one", "digest": one.digest})
-    check_configurations([one], results)
+    (configuration,) = _read(tmp_path, "one=,agents=1")
+    results.add({"task": "t", "config": "one", "digest": configuration.digest})
+    check_configurations([configuration], results)
     with pytest.raises(InvalidRequest, match="measured with other settings"):
         check_configurations(_read(tmp_path, "one=,agents=2"), results)
 
@@ -97,12 +100,12 @@ def test_a_broken_configuration_may_be_corrected_under_its_name(
     tmp_path: Path,
 ) -> None:
     results = Lines(tmp_path / "results.jsonl")
-    (one,) = _read(tmp_path, "one=,agents=1")
+    (configuration,) = _read(tmp_path, "one=,agents=1")
     results.add(
         {
             "task": "t",
             "config": "one",
-            "digest": one.digest,
+            "digest": configuration.digest,
             "broken": True,
             "why": "no model server",
         }

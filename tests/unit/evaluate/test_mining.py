@@ -19,7 +19,7 @@ _MESSAGES = "Fix the rounding of negative prices"
 
 
 @pytest.mark.parametrize(
-    ("paths", "why"),
+    ("paths", "reason"),
     [
         (("shop/price.py", "tests/test_price.py"), ""),
         (("src/price.ts", "src/price.test.ts"), ""),
@@ -36,8 +36,8 @@ _MESSAGES = "Fix the rounding of negative prices"
         ),
     ],
 )
-def test_a_commit_must_change_source_and_tests(paths: tuple[str, ...], why: str) -> None:
-    assert reject_commit(Commit("a" * 40, ("b" * 40,), _MESSAGES, paths)) == why
+def test_a_commit_must_change_source_and_tests(paths: tuple[str, ...], reason: str) -> None:
+    assert reject_commit(Commit("a" * 40, ("b" * 40,), _MESSAGES, paths)) == reason
 
 
 def test_merges_root_commits_and_short_messages_are_dropped() -> None:
@@ -136,7 +136,7 @@ def test_a_missing_name_counts_if_the_text_mentions_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "why"),
+    ("before", "after", "reason"),
     [
         (_run(a="passed"), _run(a="passed"), commit_rules.PASSES_BEFORE),
         (_run(a="failed"), _run(a="failed"), commit_rules.FAILS_AFTER),
@@ -146,10 +146,10 @@ def test_a_missing_name_counts_if_the_text_mentions_it() -> None:
     ],
 )
 def test_useless_commits_are_rejected_with_a_reason(
-    before: CheckRun, after: CheckRun, why: str
+    before: CheckRun, after: CheckRun, reason: str
 ) -> None:
     hidden_cases = compare_runs(None, before, after, _MESSAGES)
-    assert (hidden_cases.fixed, hidden_cases.reason) == ((), why)
+    assert (hidden_cases.fixed, hidden_cases.reason) == ((), reason)
 
 
 def test_flaky_cases_do_not_count() -> None:

@@ -54,12 +54,12 @@ def opened(request: pytest.FixtureRequest) -> Opened:
             yield bus
 
     def open_any(
-        secrets: tuple[str, ...] = (), **given: Any
+        secrets: tuple[str, ...] = (), **options: Any
     ) -> AbstractAsyncContextManager[AnyBus]:
-        names = {field.name for field in fields(BusLimits)} & set(given)
-        limits = {"retry_seconds": 0.01} | {name: given.pop(name) for name in names}
+        names = {field.name for field in fields(BusLimits)} & set(options)
+        limits = {"retry_seconds": 0.01} | {name: options.pop(name) for name in names}
         return (memory if request.param == "memory" else jetstream)(
-            BusSettings(**given), secrets, BusLimits(**limits)
+            BusSettings(**options), secrets, BusLimits(**limits)
         )
 
     return open_any

@@ -84,16 +84,16 @@ async def test_a_cancellation_is_never_lost(act: Act, server: str) -> None:
         asyncio.TaskGroup() as group,
     ):
         await bus.put("key", {"large": "x" * 5000})
-        others = asyncio.all_tasks()
+        tasks_before = asyncio.all_tasks()
         for answers, turns in itertools.product(range(5), range(8)):
             task = group.create_task(for_ever(bus))
             await after_answers(bus, answers, turns)
             task.cancel()
             await asyncio.wait([task], timeout=10)
-            left = asyncio.all_tasks() - others
+            left = asyncio.all_tasks() - tasks_before
             failed = bool(left)
-            for each in left:
+            for leftover in left:
                 # where one waits for nothing but the next message it heeds a second cancellation
-                each.cancel()
+                leftover.cancel()
             assert not left
             await asyncio.sleep(0.005)  # for answers to what was cancelled

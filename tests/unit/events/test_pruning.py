@@ -86,8 +86,8 @@ async def test_documents_are_pruned_with_the_last_event_of_their_deliberation(
 
 
 async def test_large_values_stay_while_they_are_referenced(bus: JetStreamBus) -> None:
-    shared, own = "s" * 5000, "o" * 5000
-    await bus.publish(proposed("task-old", content=shared, more=own))
+    shared, own_value = "s" * 5000, "o" * 5000
+    await bus.publish(proposed("task-old", content=shared, more=own_value))
     await bus.publish(proposed("task-new", content=shared))
     await bus.put("task-new", {"status": 3, "text": "d" * 5000})
     assert len(await contents(bus)) == 6
@@ -101,22 +101,22 @@ async def test_large_values_stay_while_they_are_referenced(bus: JetStreamBus) ->
     ]
     assert read == [shared]
     assert await bus.get("task-new") == {"status": 3, "text": "d" * 5000}
-    await bus.publish(proposed("task-again", content=own))
+    await bus.publish(proposed("task-again", content=own_value))
     assert [
         item.event.data["content"] async for item in bus.replay((Channel.RESULTS.of("task-again"),))
-    ] == [own]
+    ] == [own_value]
 
 
 async def test_a_value_referenced_by_another_value_is_in_use(bus: JetStreamBus) -> None:
-    many = {f"part-{number}": "m" * 300 for number in range(20)}
-    await bus.publish(proposed("task-1", proposal={"diff": "x" * 5000, **many}))
-    before = await contents(bus)
+    parts = {f"part-{number}": "m" * 300 for number in range(20)}
+    await bus.publish(proposed("task-1", proposal={"diff": "x" * 5000, **parts}))
+    contents_before = await contents(bus)
     assert await prune_blobs(bus, young=OLD) == 0
-    assert await contents(bus) == before
+    assert await contents(bus) == contents_before
     (read,) = [
         item.event.data["proposal"] async for item in bus.replay((Channel.RESULTS.of("task-1"),))
     ]
-    assert read == {"diff": "x" * 5000, **many}
+    assert read == {"diff": "x" * 5000, **parts}
 
 
 async def test_commits_named_in_the_log_are_found(bus: JetStreamBus) -> None:

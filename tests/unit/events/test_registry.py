@@ -85,13 +85,13 @@ def test_only_the_registry_contains_subject_and_stream_names() -> None:
     streams = {spec.name for spec in registry.STREAMS}
     inner = [path for path in source.rglob("*.py") if not path.is_relative_to(source / "events")]
     assert len(inner) > 200
-    found = [
+    occurrences = [
         (path.name, text)
         for path in inner
         for text in _texts(path, (*starts, *streams))
         if text.startswith(starts) or text in streams
     ]
-    assert found == []
+    assert occurrences == []
 
 
 @given(st.sampled_from(Channel), st.text())
@@ -113,8 +113,8 @@ def test_an_event_without_its_subject_id_is_refused() -> None:
 
 
 def test_streams_do_not_overlap() -> None:
-    for one, other in itertools.combinations(registry.STREAMS, 2):
-        for a, b in itertools.product(one.subjects, other.subjects):
+    for stream, other_stream in itertools.combinations(registry.STREAMS, 2):
+        for a, b in itertools.product(stream.subjects, other_stream.subjects):
             assert not registry.covers(a, b)
             assert not registry.covers(b, a)
 

@@ -18,19 +18,19 @@ class TestAnyBus(WorkContract):
 
 
 async def test_a_poison_message_is_dead_lettered_and_the_consumer_continues(opened: Any) -> None:
-    got: asyncio.Queue[Recorded] = asyncio.Queue()
+    queue: asyncio.Queue[Recorded] = asyncio.Queue()
 
     async def handle(recorded: Recorded) -> None:
         if recorded.event.subject == "bad":
             raise Permanent("cannot be done\nat all, schade ✗")
-        got.put_nowait(recorded)
+        queue.put_nowait(recorded)
 
     async with opened() as bus, consuming(bus, "collector", handle):
         await bus.put_raw("agent.results.task-1", b"\xff no event")
         await bus.put_raw("agent.results.task-1", b'{"specversion":"1.0"}')
         await bus.publish(seat(1, "bad"))
         await bus.publish(seat(2, "good"))
-        assert [r.event.subject for r in await receive_events(got, 1)] == ["good"]
+        assert [r.event.subject for r in await receive_events(queue, 1)] == ["good"]
         first, second, third = await letters(bus, 3)
         assert first.data == b"\xff no event"
         assert first.subject == "agent.results.task-1"

@@ -20,7 +20,7 @@ STORYS = (
 
 
 def event_log_of(days: int) -> EventLog:
-    return EventLog(f"task-{days}", f"story-{days}", days=days).whole()
+    return EventLog(f"task-{days}", f"story-{days}", days=days).completed()
 
 
 async def test_the_oldest_deliberations_are_removed_with_the_nodes_only_they_use(
@@ -46,9 +46,9 @@ async def test_the_oldest_deliberations_are_removed_with_the_nodes_only_they_use
     await bounded.clear()
     for event_log in (late, *map(event_log_of, (3, 4))):
         await bounded.project(recorded(event_log.events))
-    alone = sorted([line async for line in bounded.dump()])
+    rows_of_latest = sorted([line async for line in bounded.dump()])
     assert [line for line in dump if line[0] not in STORYS] == [
-        line for line in alone if line[0] not in STORYS
+        line for line in rows_of_latest if line[0] not in STORYS
     ]
     assert len(await bounded.ask("provenance", tenant="local", commit_sha=delivered("task-4"))) > 0
 
@@ -68,7 +68,7 @@ def test_ids_are_parameters_and_never_part_of_a_statement(uids: list[str]) -> No
 
 
 def test_all_labels_owned_by_a_deliberation_are_removed_with_it() -> None:
-    gone = "".join(cypher for cypher, _ in schema.removal([]))
+    statement = "".join(cypher for cypher, _ in schema.removal([]))
     theirs = {r.end for r in RELATIONS if r.start in {"Seat", "Proposal"}} | {"Seat", "ModelCall"}
     for label in theirs - {"Agent"}:
-        assert f"(n:{label})" in gone, f"{label} would stay for ever"
+        assert f"(n:{label})" in statement, f"{label} would stay for ever"

@@ -32,8 +32,11 @@ STREAM = OK + b"Content-Type: text/event-stream\r\n"
 MODELS = b'{"data": [{"id": "m"}]}'
 
 
-def finished(text: str, **more: Any) -> bytes:
-    chunk = {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop"}], **more}
+def finished(text: str, **fields: Any) -> bytes:
+    chunk = {
+        "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop"}],
+        **fields,
+    }
     return f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode()
 
 
@@ -137,17 +140,17 @@ async def test_a_slow_response_reaches_the_call_limit(head: bytes) -> None:
 
 async def test_redirects_are_not_followed() -> None:
     async with (
-        talking(lambda _b, _h: "stolen") as (_, other),
+        talking(lambda _b, _h: "stolen") as (_, other_server),
         hostile(
             send_once(
-                f"HTTP/1.1 307 Go\r\nLocation: {other.base_url}\r\nContent-Length: "
+                f"HTTP/1.1 307 Go\r\nLocation: {other_server.base_url}\r\nContent-Length: "
                 "0\r\n\r\n".encode()
             )
         ) as model,
     ):
         with pytest.raises(ConfigurationError, match="redirects to"):
             await model.chat(ask())
-    assert not other.requests
+    assert not other_server.requests
 
 
 @pytest.mark.parametrize(

@@ -37,14 +37,15 @@ def read(deltas: Sequence[Any], *, key: str = "delta") -> PartialReply:
 
 
 def calls(*fragments: Any) -> list[tuple[str, str, str]]:
-    found = read(
+    assembly = read(
         [
             {"tool_calls": fragment if isinstance(fragment, list) else [fragment]}
             for fragment in fragments
         ]
     )
     return [
-        (call.call_id, call.name, call.arguments) for call in found.calls.finish("t/s/propose/0.1")
+        (call.call_id, call.name, call.arguments)
+        for call in assembly.calls.finish("t/s/propose/0.1")
     ]
 
 
@@ -147,11 +148,11 @@ def test_a_name_and_an_id_in_each_fragment_are_one_call() -> None:
 
 @pytest.mark.parametrize("index", [{"index": 0}, {}])
 def test_complete_calls_with_the_same_index_are_separate(index: dict[str, int]) -> None:
-    one, two = (
+    ls_call, pwd_call = (
         {**index, "function": {"name": "bash", "arguments": {"command": name}}}
         for name in ("ls", "pwd")
     )
-    apart, together = calls(one, two), calls([one, two])
+    apart, together = calls(ls_call, pwd_call), calls([ls_call, pwd_call])
     assert apart == together
     assert [json.loads(arguments)["command"] for _, _, arguments in apart] == ["ls", "pwd"]
 

@@ -56,16 +56,16 @@ async def test_a_deliberation_stays_with_one_server_and_many_use_all_servers() -
 
 async def test_removing_a_server_moves_only_its_deliberations() -> None:
     async with replicas(named("a"), named("b"), named("c")) as (model, _, _now):
-        before = {task: model.order(f"task-{task}/x")[0] for task in range(50)}
-        gone = model._servers[0]
+        servers_before = {task: model.order(f"task-{task}/x")[0] for task in range(50)}
+        removed = model._servers[0]
         fewer = ReplicatedModel(model._servers[1:])
         moved = [
             task
-            for task, server in before.items()
+            for task, server in servers_before.items()
             if fewer.order(f"task-{task}/x")[0] is not server
         ]
-    assert moved == [task for task, server in before.items() if server is gone]
-    assert Counter(before.values())[gone] > 0
+    assert moved == [task for task, server in servers_before.items() if server is removed]
+    assert Counter(servers_before.values())[removed] > 0
 
 
 async def test_a_failed_server_is_replaced_for_a_while() -> None:
@@ -166,13 +166,13 @@ async def test_a_fallback_without_tools_gets_no_native_tool_calls() -> None:
     tool = FunctionTool("bash", "", {"type": "object", "properties": {}})
     async with (
         scripted_model(lambda _b, _h: Fault("status", status=503), tools=True) as replica_server,
-        scripted_model(named("b")) as other,
+        scripted_model(named("b")) as other_server,
         open_model(QUICK, replica_server.base_url) as first,
-        open_model(QUICK, other.base_url) as second,
+        open_model(QUICK, other_server.base_url) as second,
     ):
         model = ReplicatedModel([first], fallbacks=[[second]])
         assert (await model.chat(ask())).text == "b"
         with pytest.raises(ModelUnavailable):
             await model.chat(ask(tools=(tool,)))
         assert (await model.chat(ask())).text == "b", "it still stands in for other calls"
-    assert not [call for call in other.requests if "tools" in call.body]
+    assert not [call for call in other_server.requests if "tools" in call.body]

@@ -25,14 +25,14 @@ def read(pieces: list[bytes]) -> list[str]:
     st.lists(st.integers(0, 400), max_size=8),
 )
 def test_events_do_not_depend_on_the_pieces_of_the_stream(
-    output_text: list[str], newline: str, cuts: list[int]
+    payloads: list[str], newline: str, cuts: list[int]
 ) -> None:
     raw = "".join(
-        f": ping{newline}event: x{newline}data: {text}{newline}{newline}" for text in output_text
+        f": ping{newline}event: x{newline}data: {text}{newline}{newline}" for text in payloads
     ).encode()
     edges = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
     pieces = [raw[start:end] for start, end in itertools.pairwise(edges)]
-    assert read(pieces) == output_text
+    assert read(pieces) == payloads
 
 
 def test_data_of_several_lines_is_one_event() -> None:
@@ -178,11 +178,11 @@ def test_any_json_is_accepted_or_refused(value: object) -> None:
         PartialReply().add_event(json.dumps(value))
 
 
-def token(text: str, chance: float, **others: float) -> dict[str, object]:
+def token(text: str, chance: float, **alternatives: float) -> dict[str, object]:
     """A token in vLLM's format. Numbers among the alternatives begin with `n`."""
     top = [
         {"token": name.removeprefix("n"), "logprob": math.log(value)}
-        for name, value in others.items()
+        for name, value in alternatives.items()
     ]
     return {
         "token": text,
@@ -194,7 +194,7 @@ def token(text: str, chance: float, **others: float) -> dict[str, object]:
 
 def test_probabilities_of_the_last_number_are_recorded() -> None:
     assembly = PartialReply()
-    for text, received in (
+    for text, logprobs in (
         ('{"met": [', [token("{", 1.0)]),
         ("3", [token("3", 1.0)]),
         ('], "score": 1', [token(" ", 1.0), token("1", 0.5, n7=0.25, x=0.25)]),
@@ -202,7 +202,7 @@ def test_probabilities_of_the_last_number_are_recorded() -> None:
     ):
         assembly.add_event(
             json.dumps(
-                {"choices": [{"delta": {"content": text}, "logprobs": {"content": received}}]}
+                {"choices": [{"delta": {"content": text}, "logprobs": {"content": logprobs}}]}
             )
         )
     assert assembly.digits == [(("1", 0.5), ("7", 0.25)), (("0", 0.75),)]
@@ -221,8 +221,8 @@ def test_probabilities_of_the_last_number_are_recorded() -> None:
         max_leaves=12,
     )
 )
-def test_malformed_logprobs_do_not_change_the_text(received: object) -> None:
+def test_malformed_logprobs_do_not_change_the_text(logprobs: object) -> None:
     assembly = PartialReply()
-    assembly.add_event(json.dumps({"choices": [{"delta": {"content": "a"}, "logprobs": received}]}))
+    assembly.add_event(json.dumps({"choices": [{"delta": {"content": "a"}, "logprobs": logprobs}]}))
     assert assembly.text == ["a"]
-    assert all(0 <= chance <= 1 for found in assembly.digits for _, chance in found)
+    assert all(0 <= chance <= 1 for candidates in assembly.digits for _, chance in candidates)

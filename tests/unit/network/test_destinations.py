@@ -76,13 +76,15 @@ def test_an_ipv4_address_is_judged_the_same_in_ipv6(address: ipaddress.IPv4Addre
 
 def test_allowed_networks_and_hosts_are_read() -> None:
     """Networks by address, hosts by name, with or without a port."""
-    found = Destinations.read(["10.1.0.0/16", "Intern.Example.org", "localhost:8080"], only=False)
-    assert found.may_reach(ipaddress.ip_address("10.1.2.3"))
-    assert found.may_reach(ipaddress.ip_address("::ffff:10.1.2.3"))
-    assert not found.may_reach(ipaddress.ip_address("10.2.0.1"))
-    assert found.is_named(found.check("https://intern.example.org./x"))
-    assert found.is_named(found.check("http://localhost:8080/"))
-    assert not found.is_named(found.check("http://localhost:8081/"))
+    destinations = Destinations.read(
+        ["10.1.0.0/16", "Intern.Example.org", "localhost:8080"], only=False
+    )
+    assert destinations.may_reach(ipaddress.ip_address("10.1.2.3"))
+    assert destinations.may_reach(ipaddress.ip_address("::ffff:10.1.2.3"))
+    assert not destinations.may_reach(ipaddress.ip_address("10.2.0.1"))
+    assert destinations.is_named(destinations.check("https://intern.example.org./x"))
+    assert destinations.is_named(destinations.check("http://localhost:8080/"))
+    assert not destinations.is_named(destinations.check("http://localhost:8081/"))
 
 
 @pytest.mark.parametrize("entry", ["", "http://x", "*.example.org", "me@example.org", "10.0.0.1/8"])

@@ -127,26 +127,31 @@ async def test_a_text_conversation_stays_a_text_conversation() -> None:
 
 
 async def test_older_turns_are_condensed_and_the_oldest_omitted() -> None:
-    one = deliberation("one")
-    before = [
+    first_task = deliberation("one")
+    earlier_tasks = [
         EndedTask(
-            replace(one, description=f"question {n}"), answered(one, f"answer {n} " + "word " * 400)
+            replace(first_task, description=f"question {n}"),
+            answered(first_task, f"answer {n} " + "word " * 400),
         )
         for n in range(30, 0, -1)
     ]
-    text = conversation_text(before, 2000)
+    text = conversation_text(earlier_tasks, 2000)
     assert tokens(text) <= 2000
     assert all(excerpt in text for excerpt in ("question 30", "answer 30", "question 29"))
     assert "question 1\n" not in text
-    full_text = conversation_text(before[:2], 100_000)
+    full_text = conversation_text(earlier_tasks[:2], 100_000)
     assert full_text.count("word") == 2 * 400
     assert text.index("question 29") < text.index("question 30")
 
 
 async def test_an_unanswered_question_gives_the_reason() -> None:
-    one = deliberation("one")
+    unanswered = deliberation("one")
     text = conversation_text(
-        [EndedTask(one, Outcome("one", DeliberationStatus.FAILED, error_message="out of turns"))],
+        [
+            EndedTask(
+                unanswered, Outcome("one", DeliberationStatus.FAILED, error_message="out of turns")
+            )
+        ],
         1000,
     )
     assert "(no answer: out of turns)" in text
@@ -156,8 +161,8 @@ async def test_a_repeated_question_is_the_same_task_despite_later_ones() -> None
     bus = MemoryBus()
     await record(bus, "first", "What?", answered(deliberation("first")))
     request = replace(NEXT, task_id="second")
-    one = await deliberation_service(bus).submit(request, LOCAL)
-    assert await deliberation_service(bus).submit(request, LOCAL) == one
+    submitted = await deliberation_service(bus).submit(request, LOCAL)
+    assert await deliberation_service(bus).submit(request, LOCAL) == submitted
 
 
 @pytest.mark.parametrize(

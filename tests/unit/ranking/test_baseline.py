@@ -13,15 +13,15 @@ FILES = ("src/own/__init__.py", "tests/test_a.py")
 
 
 def prepared(
-    run: CheckRun, *, argv: tuple[str, ...] = ("python", "-m", "pytest"), **more: Any
+    run: CheckRun, *, argv: tuple[str, ...] = ("python", "-m", "pytest"), **fields: Any
 ) -> Prepared:
-    declared = more.pop("declared", ())
+    declared = fields.pop("declared", ())
     base = Base(
         "r",
         "0" * 40,
-        Profile(checks={"tests": argv}, advisory=more.pop("advisory", ()), declared=declared),
+        Profile(checks={"tests": argv}, advisory=fields.pop("advisory", ()), declared=declared),
     )
-    return Prepared(base, "key", FILES, {"tests": run}, **more)
+    return Prepared(base, "key", FILES, {"tests": run}, **fields)
 
 
 def test_passed_failed_flaky_and_slow_are_reported() -> None:
@@ -203,7 +203,7 @@ def test_a_plugin_that_pytest_cannot_import_is_an_environment_fault() -> None:
 
 
 def test_the_tests_of_a_tasks_own_check_may_be_missing_but_not_its_program() -> None:
-    def seen(run: CheckRun) -> str:
+    def fault_of(run: CheckRun) -> str:
         base = Base(
             "r",
             "0" * 40,
@@ -211,9 +211,9 @@ def test_the_tests_of_a_tasks_own_check_may_be_missing_but_not_its_program() -> 
         )
         return diagnose(Prepared(base, "key", FILES, {run.check: run})).text
 
-    assert "no test was collected" in seen(CheckRun("tests", Verdict.MISSING, exit_code=5))
-    assert seen(CheckRun("validation-1", Verdict.MISSING, exit_code=5)) == ""
-    assert "program pyhton was not found" in seen(
+    assert "no test was collected" in fault_of(CheckRun("tests", Verdict.MISSING, exit_code=5))
+    assert fault_of(CheckRun("validation-1", Verdict.MISSING, exit_code=5)) == ""
+    assert "program pyhton was not found" in fault_of(
         CheckRun(
             "validation-1",
             Verdict.FAILED,
@@ -312,10 +312,10 @@ def test_tests_that_the_environment_prevents_are_reported_with_their_line(line: 
     assert "setup" in advice
     assert fault(red(f"E {line}"))[0].startswith("the environment fails")
     assert fault(red(f"E {line}", "assert 1 == 2")) == ("", ""), "another case ran"
-    ran = CheckRun(
+    run = CheckRun(
         "tests", Verdict.FAILED, {"a": "passed", "b": "failed"}, output=line, exit_code=1
     )
-    assert fault(ran) == ("", ""), "a case passes"
+    assert fault(run) == ("", ""), "a case passes"
 
 
 def test_a_connection_refused_in_the_code_under_test_is_not_an_environment_fault() -> None:
@@ -333,8 +333,10 @@ def test_a_runner_without_tests_cannot_judge() -> None:
         fault(CheckRun("tests", Verdict.PASSED, output="Ran 0 tests in 0.000s\n\nOK\n"))[0]
         == "no test was found"
     )
-    two = CheckRun("tests", Verdict.PASSED, output="Ran 0 tests in 0.1s\nRan 3 tests in 0.1s\n")
-    assert fault(two) == ("", ""), "another part ran some"
+    two_parts = CheckRun(
+        "tests", Verdict.PASSED, output="Ran 0 tests in 0.1s\nRan 3 tests in 0.1s\n"
+    )
+    assert fault(two_parts) == ("", ""), "another part ran some"
 
 
 def test_unconfigured_django_cannot_judge_and_is_reported_with_advice() -> None:
@@ -362,5 +364,8 @@ def test_narrowing_is_suggested_for_a_suite_that_takes_minutes() -> None:
     assert "tests/io (75 %), tests/core (25 %)" in advice
     assert 'tests = "python -m pytest PATH…"' in advice
     assert fault(CheckRun("tests", Verdict.PASSED, cases, duration_ms=30_000)) == ("", "")
-    many = {f"t{number}": "passed" for number in range(62_410)}
-    assert "62,410 tests" in fault(CheckRun("tests", Verdict.PASSED, many, duration_ms=30_000))[1]
+    many_cases = {f"t{number}": "passed" for number in range(62_410)}
+    assert (
+        "62,410 tests"
+        in fault(CheckRun("tests", Verdict.PASSED, many_cases, duration_ms=30_000))[1]
+    )

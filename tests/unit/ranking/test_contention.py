@@ -23,12 +23,12 @@ LIMITS = [
 ]
 
 
-def run(message: str, **more: object) -> CheckRun:
+def run(message: str, **overrides: object) -> CheckRun:
     fields = {
         "cases": {"a": "failed", "b": "passed"},
         "details": {"a": message},
         "contended": True,
-        **more,
+        **overrides,
     }
     return CheckRun("tests", Verdict.FAILED, **fields)  # type: ignore[arg-type]
 

@@ -143,11 +143,11 @@ async def test_checkout_keeps_modes_symlinks_and_bytes(clone: TrustedClone, tmp_
         repo.commit({".gitattributes": "*.txt text eol=crlf\nraw export-ignore\n"}),
     )
     dest = tmp_path / "out"
-    before = os.umask(0o077)
+    umask_before = os.umask(0o077)
     try:
         await clone.checkout(sha, dest)
     finally:
-        os.umask(before)
+        os.umask(umask_before)
     assert (dest / "bin/run").stat().st_mode & 0o777 == 0o755
     assert (dest / "dos.txt").read_bytes() == b"a\r\nb\r\n"
     assert (dest / "raw").read_bytes() == b"\0\xff"
@@ -302,11 +302,11 @@ async def test_entries_that_no_disk_can_hold_are_left_out_and_stay_in_the_tree(
 
 
 @pytest.mark.parametrize(
-    ("mode", "seen"),
+    ("mode", "read_mode"),
     [("100664", "100644"), ("100600", "100644"), ("100775", "100755"), ("100711", "100755")],
 )
 async def test_obsolete_file_modes_are_read_as_git_reads_them(
-    clone: TrustedClone, sample: Repo, mode: str, seen: str
+    clone: TrustedClone, sample: Repo, mode: str, read_mode: str
 ) -> None:
     blob = bytes.fromhex(sample.blob("x"))
     raw = f"{mode} old".encode() + b"\0" + blob
@@ -322,7 +322,7 @@ async def test_obsolete_file_modes_are_read_as_git_reads_them(
     sha = sample.git("commit-tree", tree, "-m", "old")
     sample.git("update-ref", "refs/heads/crafted", sha)
     await clone.fetch(str(sample.path), sha)
-    assert [entry.mode for entry in await clone.entries(sha)] == [seen, "100644"]
+    assert [entry.mode for entry in await clone.entries(sha)] == [read_mode, "100644"]
     assert (await clone.commit_changes(sha, [Change("z", "100644", b"y")], "one")).paths == ("z",)
 
 
@@ -417,8 +417,8 @@ async def test_the_same_input_gives_the_same_commit(sample: Repo, tmp_path: Path
     assert patch.paths == ("src/utils.py",)
     assert patch.tests == ()
     assert patch.diff.startswith("diff --git a/src/utils.py b/src/utils.py\nindex ")
-    again = await clone.apply(sha, patch.diff, "Add hello_world()\n\nby agent-dev-001")
-    assert again == patch
+    repeated = await clone.apply(sha, patch.diff, "Add hello_world()\n\nby agent-dev-001")
+    assert repeated == patch
     assert await clone.changes(sha, patch.commit_sha) == [solved()]
     assert not (clone.path / "index").exists()
     clone._trees.clear()
@@ -450,19 +450,19 @@ async def test_every_kind_of_change_survives_diff_and_apply(
     patch = await clone.commit_changes(sha, changes, "all kinds")
     assert sorted(patch.paths) == sorted(change.path for change in changes)
     assert patch.tests == ("tests/test_new.py",)
-    again = await clone.apply(sha, patch.diff, "all kinds")
-    assert again.commit_sha == patch.commit_sha
-    seen = {change.path: change for change in await clone.changes(sha, patch.commit_sha)}
-    assert {path: change.content for path, change in seen.items()} == {
+    repeated = await clone.apply(sha, patch.diff, "all kinds")
+    assert repeated.commit_sha == patch.commit_sha
+    changes_by_path = {change.path: change for change in await clone.changes(sha, patch.commit_sha)}
+    assert {path: change.content for path, change in changes_by_path.items()} == {
         change.path: change.content for change in changes
     }
-    assert seen["mode.sh"].mode == "100755"
+    assert changes_by_path["mode.sh"].mode == "100755"
 
 
 async def test_no_change_is_an_empty_patch(clone: TrustedClone, sample: Repo) -> None:
     sha = await fetched(clone, sample)
-    same = Change("src/utils.py", "100644", SAMPLE["src/utils.py"].encode())
-    for changes in ([], [same], [Change("never/there", "100644", None)]):
+    unchanged = Change("src/utils.py", "100644", SAMPLE["src/utils.py"].encode())
+    for changes in ([], [unchanged], [Change("never/there", "100644", None)]):
         patch = await clone.commit_changes(sha, changes, "nothing")
         assert (patch.diff, patch.paths, patch.commit_sha) == ("", (), sha)
     assert (await clone.apply(sha, "")).diff == ""

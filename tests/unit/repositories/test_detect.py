@@ -14,8 +14,8 @@ from moothall.repositories.detect.requirements import versions
 TESTED = {"pkg/__init__.py": "", "tests/test_a.py": ""}
 
 
-def detected(files: Mapping[str, str], most: int = 20) -> Detected:
-    return detect(files, files, most)
+def detected(files: Mapping[str, str], limit: int = 20) -> Detected:
+    return detect(files, files, limit)
 
 
 def install_words(files: Mapping[str, str]) -> tuple[str, ...]:
@@ -323,8 +323,8 @@ def test_the_fallback_requires_project_and_pytest_and_makes_groups_optional() ->
         }
     ).steps
     assert install.argv == (*PIP, "pytest", "a", "b", "-e", ".")
-    must, *groups = install.instead
-    assert (must.argv, must.optional) == ((*PIP, "pytest", "-e", "."), False)
+    required_step, *groups = install.instead
+    assert (required_step.argv, required_step.optional) == ((*PIP, "pytest", "-e", "."), False)
     assert [(step.argv[-1], step.optional) for step in groups] == [("a", True), ("b", True)]
 
 
@@ -335,9 +335,9 @@ def test_each_part_of_a_group_or_file_that_cannot_be_installed_whole_is_tried() 
         "pyproject.toml": "[dependency-groups]\ntest = ['a', 'b']\n",
     }
     (install,) = detected({**TESTED, **files}).steps
-    must, *pieces = install.instead
-    assert must.argv == (*PIP, "pytest", "-r", "requirements.txt")
-    assert [" ".join(step.argv[-2:]) for step in must.instead] == [
+    required_step, *pieces = install.instead
+    assert required_step.argv == (*PIP, "pytest", "-r", "requirements.txt")
+    assert [" ".join(step.argv[-2:]) for step in required_step.instead] == [
         f"{PIP[-1]} pytest",
         "must requirements.txt",
     ]
@@ -579,21 +579,21 @@ MONOREPO = {
 
 
 def test_each_of_several_projects_has_a_check_in_its_folder() -> None:
-    several = detected(MONOREPO)
+    detection = detected(MONOREPO)
     folders = {
         "tests-api": "api",
         "tests-core": "libs/core",
         "tests-web": "web",
         "tests-service": "service",
     }
-    assert several.folders == folders
-    assert set(several.checks) == set(folders)
-    assert several.depends == {"api": ("libs/core",)}
-    assert {step.folder for step in several.steps} == set(folders.values())
-    assert all(step.optional for step in several.steps), (
+    assert detection.folders == folders
+    assert set(detection.checks) == set(folders)
+    assert detection.depends == {"api": ("libs/core",)}
+    assert {step.folder for step in detection.steps} == set(folders.values())
+    assert all(step.optional for step in detection.steps), (
         "a member that cannot be set up does not affect the others"
     )
-    api = next(step for step in several.steps if step.folder == "api")
+    api = next(step for step in detection.steps if step.folder == "api")
     assert api.argv[len(PIP) :] == ("-e", "../libs/core", "pytest", "-e", ".")
 
 
@@ -630,31 +630,31 @@ def test_local_projects_are_installed_from_their_folders() -> None:
 
 
 def test_their_number_is_bounded_and_shown() -> None:
-    few = detected(MONOREPO, 1)
-    assert len(few.checks) == 1
-    assert "more projects have no check of their own" in few.notes[0]
+    limited = detected(MONOREPO, 1)
+    assert len(limited.checks) == 1
+    assert "more projects have no check of their own" in limited.notes[0]
 
 
 def test_only_checks_near_a_change_are_selected() -> None:
-    several = detected(MONOREPO)
-    profile = Profile(checks=several.checks, folders=several.folders, depends=several.depends)
+    detection = detected(MONOREPO)
+    profile = Profile(checks=detection.checks, folders=detection.folders, depends=detection.depends)
     assert checks_near(profile, ["api/x.py"]) == ("tests-api",)
     assert checks_near(profile, ["libs/core/x.py"]) == ("tests-api", "tests-core")
-    assert checks_near(profile, ["README.md"]) == tuple(several.checks)
+    assert checks_near(profile, ["README.md"]) == tuple(detection.checks)
     assert checks_near(profile, []) == ()
     assert checks_near(Profile(checks={"tests": ("x",)}), ["any/where"]) == ("tests",)
 
 
 def test_the_check_of_a_single_project_in_a_folder_keeps_its_plain_name() -> None:
-    one = detected({"python/setup.py": "", "python/tests/test_a.py": "", "README.md": ""})
-    assert one.checks == {"tests": ("python", "-m", "pytest")}
-    assert one.folders == {"tests": "python"}
-    assert not one.steps[0].optional
+    detection = detected({"python/setup.py": "", "python/tests/test_a.py": "", "README.md": ""})
+    assert detection.checks == {"tests": ("python", "-m", "pytest")}
+    assert detection.folders == {"tests": "python"}
+    assert not detection.steps[0].optional
 
 
 def test_the_root_check_excludes_projects_with_their_own_check() -> None:
-    both = detected({**TESTED, "setup.py": "", "plugin/setup.py": "", "plugin/test_b.py": ""})
-    assert both.checks == {
+    detection = detected({**TESTED, "setup.py": "", "plugin/setup.py": "", "plugin/test_b.py": ""})
+    assert detection.checks == {
         "tests": ("python", "-m", "pytest", "--ignore=plugin"),
         "tests-plugin": ("python", "-m", "pytest"),
     }
@@ -685,16 +685,16 @@ def test_members_of_workspaces_are_installed_at_the_root() -> None:
 
 
 @pytest.mark.parametrize(
-    ("after", "arguments"), [("npx npm audit", ("--ignore-scripts",)), ("node tidy.js", ())]
+    ("posttest", "arguments"), [("npx npm audit", ("--ignore-scripts",)), ("node tidy.js", ())]
 )
 def test_a_posttest_script_that_needs_the_network_is_skipped(
-    after: str, arguments: tuple[str, ...]
+    posttest: str, arguments: tuple[str, ...]
 ) -> None:
     files = {
         "package.json": json.dumps(
             {"workspaces": ["packages/*"], "scripts": {"test": "npm test --workspaces"}}
         ),
-        "packages/a/package.json": json.dumps({"scripts": {"test": "tape", "posttest": after}}),
+        "packages/a/package.json": json.dumps({"scripts": {"test": "tape", "posttest": posttest}}),
         "examples/b/package.json": json.dumps(
             {"scripts": {"test": "tape", "posttest": "eslint ."}}
         ),
@@ -713,8 +713,8 @@ def test_test_files_that_pytest_would_not_discover_are_named() -> None:
 
 def test_a_suite_file_beside_files_that_pytest_discovers_is_run_too() -> None:
     files = {"setup.py": "", "test/test.py": "", "test/test_more.py": ""}
-    more = ("-o", "python_files=test_*.py *_test.py test/test.py")
-    assert detected(files).checks["tests"] == ("python", "-m", "pytest", *more)
+    options = ("-o", "python_files=test_*.py *_test.py test/test.py")
+    assert detected(files).checks["tests"] == ("python", "-m", "pytest", *options)
     assert detected({**files, "tox.ini": "[pytest]\npython_files = check_*.py\n"}).checks[
         "tests"
     ] == (
@@ -878,12 +878,14 @@ MATURIN = '[build-system]\nrequires = ["maturin>=1"]\nbuild-backend = "maturin"\
 )
 def test_compiled_code_is_rebuilt(files: dict[str, str], command: str) -> None:
     python = {} if "package.json" in files else {"tests/test_a.py": ""}
-    one = detected({**python, **files})
-    (build,) = one.builds
+    detection = detected({**python, **files})
+    (build,) = detection.builds
     assert command in build.argv[-1]
-    assert any(command in step.argv[-1] and step.optional for step in one.steps), "set-up tries it"
+    assert any(command in step.argv[-1] and step.optional for step in detection.steps), (
+        "set-up tries it"
+    )
     assert "*.c" in build.sources
-    assert "x.c" in one.reads, "another commit with other sources is set up anew"
+    assert "x.c" in detection.reads, "another commit with other sources is set up anew"
 
 
 def test_a_workspace_member_is_built_after_the_root_is_installed() -> None:
@@ -892,20 +894,20 @@ def test_a_workspace_member_is_built_after_the_root_is_installed() -> None:
         "package.json": json.dumps({"workspaces": ["packages/*"]}),
         "packages/a/package.json": json.dumps(member),
     }
-    one = detected(files)
-    assert [step.folder for step in one.steps] == ["", "packages/a"]
-    assert "npm run --silent build" in one.steps[-1].argv[-1]
-    assert [build.folder for build in one.builds] == ["packages/a"]
+    detection = detected(files)
+    assert [step.folder for step in detection.steps] == ["", "packages/a"]
+    assert "npm run --silent build" in detection.steps[-1].argv[-1]
+    assert [build.folder for build in detection.builds] == ["packages/a"]
 
 
 def test_meson_builds_with_its_installed_requirements() -> None:
     meson = "[build-system]\nrequires = ['meson-python', 'cython']\nbuild-backend = 'mesonpy'\n"
-    one = detected({**TESTED, "pyproject.toml": meson, "meson.build": ""})
-    needed, again, tried = one.steps[-3:]
+    detection = detected({**TESTED, "pyproject.toml": meson, "meson.build": ""})
+    needed, install, tried = detection.steps[-3:]
     assert "ninja" in tried.argv[-1]
     assert {"meson", "ninja", "cython"} <= set(needed.argv)
-    assert again.argv[-4:] == ("--no-build-isolation", "--no-deps", "-e", ".")
-    assert "meson.build" in one.protected
+    assert install.argv[-4:] == ("--no-build-isolation", "--no-deps", "-e", ".")
+    assert "meson.build" in detection.protected
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,11 @@ async def test_the_merge_policy_creates_one_merge_commit_on_the_branch(
     assert (repo.path / "new.txt").exists() == (at == "checked out")
     assert repo.git("status", "--porcelain").split() == ["M", "b.txt"]
     # A caller that was killed in between repeats the request.
-    again = await trusted.land(ref, sha, BRANCH, OUTPUT_TEXT, "local")
-    assert (again.status, again.commit_sha) == ("merged", repo.git("rev-parse", main))
+    second_landing = await trusted.land(ref, sha, BRANCH, OUTPUT_TEXT, "local")
+    assert (second_landing.status, second_landing.commit_sha) == (
+        "merged",
+        repo.git("rev-parse", main),
+    )
 
 
 async def test_a_moved_branch_is_reported_with_what_the_commit_changes(
@@ -132,7 +135,7 @@ async def test_a_commit_based_on_another_branch_is_not_merged(
 
 
 @pytest.mark.parametrize(
-    ("path", "ignored", "why"),
+    ("path", "ignored", "reason"),
     [
         ("a.txt", "", "changes of your own in a.txt"),
         ("new.txt", "", "changes of your own in new.txt"),
@@ -143,17 +146,17 @@ async def test_a_commit_based_on_another_branch_is_not_merged(
     ids=["changed", "unknown", "ignored", "filter", "two trees"],
 )
 async def test_files_of_the_owner_are_not_touched(
-    trusted: RepositoryService, repo: Repo, path: str, ignored: str, why: str
+    trusted: RepositoryService, repo: Repo, path: str, ignored: str, reason: str
 ) -> None:
     if ignored:
         (repo.path / ".git/info").mkdir(exist_ok=True)
         (repo.path / ".git/info/exclude").write_text(ignored, encoding="utf-8")
-    if "filter" in why:
+    if "filter" in reason:
         repo.git("config", "filter.up.smudge", "touch RAN; cat")
         repo.commit({".gitattributes": "*.txt filter=up\n"})
     ref = await registered(trusted, repo, "merge")
     sha = await work(trusted, ref, path or "new.txt", "theirs\n")
-    if "trees" in why:
+    if "trees" in reason:
         repo.git(
             "worktree",
             "add",
@@ -167,7 +170,7 @@ async def test_files_of_the_owner_are_not_touched(
     head, status = repo.head, repo.git("status", "--porcelain")
     landed = await trusted.land(ref, sha, BRANCH, OUTPUT_TEXT, "local")
     assert landed.status == "left"
-    assert why in landed.why
+    assert reason in landed.why
     assert (repo.head, repo.git("status", "--porcelain")) == (head, status)
     assert not path or (repo.path / path).read_text(encoding="utf-8") == "mine\n"
     assert not (repo.path / "RAN").exists()

@@ -39,8 +39,8 @@ def test_each_module_imports_only_the_standard_library_and_its_bundled_dependenc
 ) -> None:
     ours = {name for name in _imported(file) if name.split(".")[0] == "moothall"}
     assert all(name.startswith("moothall.sandbox_runtime") for name in ours)
-    others = {name.split(".")[0] for name in _imported(file)} - {"moothall"}
-    assert others - sys.stdlib_module_names <= BOUND.get(file.name, set())
+    packages = {name.split(".")[0] for name in _imported(file)} - {"moothall"}
+    assert packages - sys.stdlib_module_names <= BOUND.get(file.name, set())
 
 
 def test_case_reporters_import_only_their_runner_and_one_another() -> None:

@@ -81,7 +81,7 @@ class TestB(unittest.TestCase):
 """
 
 
-def run(folder: Path, argv: tuple[str, ...], seconds: float, **more: str) -> Cases:
+def run(folder: Path, argv: tuple[str, ...], seconds: float, **overrides: str) -> Cases:
     reports = folder / "reports"
     reports.mkdir(exist_ok=True)
     env = {
@@ -92,7 +92,7 @@ def run(folder: Path, argv: tuple[str, ...], seconds: float, **more: str) -> Cas
     with subprocess.Popen(
         command(argv),
         cwd=folder,
-        env=env | more,
+        env=env | overrides,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as running:
@@ -287,22 +287,22 @@ _CLOSES = (
 @pytest.mark.e2e  # real runs of pytest and unittest
 @pytest.mark.parametrize("runner", ["pytest", "unittest"])
 @pytest.mark.parametrize(
-    "how",
+    "statement",
     [
         "os.closerange(3, 1000)",
         "[os.dup2(os.open('other', os.O_CREAT | os.O_WRONLY), n) for n in range(6, 300)]",
     ],
 )
 def test_closing_all_files_of_the_process_loses_no_case(
-    tmp_path: Path, runner: str, how: str
+    tmp_path: Path, runner: str, statement: str
 ) -> None:
-    (tmp_path / "test_a.py").write_text(_CLOSES.format(how), encoding="utf-8")
+    (tmp_path / "test_a.py").write_text(_CLOSES.format(statement), encoding="utf-8")
     cases = run(
         tmp_path, (sys.executable, "-m", runner, *(("-s",) if runner == "pytest" else ())), 20
     )
     assert list(cases.results.values()) == ["passed", "passed"]
-    other = tmp_path / "other"
-    assert not other.exists() or other.read_bytes() == b""
+    other_file = tmp_path / "other"
+    assert not other_file.exists() or other_file.read_bytes() == b""
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("moothall_*.py")))
@@ -337,17 +337,17 @@ print(*looks, clock.remark)
 
 
 @pytest.mark.parametrize(
-    ("sleeping", "more"),
+    ("sleeping", "expected_output"),
     [("0110110", "True True True True True True True"), ("0111", "True True True False")],
 )
 def test_a_case_is_only_waiting_if_several_looks_in_a_row_find_it_idle(
-    sleeping: str, more: str
+    sleeping: str, expected_output: str
 ) -> None:
-    looks = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", LOOKS, sleeping],
         env={"PYTHONPATH": str(FOLDER)},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert looks.stdout.strip() == more
+    assert process.stdout.strip() == expected_output

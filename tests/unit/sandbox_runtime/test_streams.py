@@ -117,11 +117,11 @@ def read(text: str, program: str, size: int = 7) -> tuple[Cases, str]:
     cases = Cases()
     stream = Stream(cases, (program,))
     data = text.encode()
-    shown = (
+    output = (
         b"".join(stream.feed(data[at : at + size]) for at in range(0, len(data), size))
         + stream.end()
     )
-    return cases, shown.decode()
+    return cases, output.decode()
 
 
 def go(*events: dict[str, Any]) -> str:
@@ -129,8 +129,8 @@ def go(*events: dict[str, Any]) -> str:
 
 
 def test_libtest_output_separates_binaries_and_keeps_test_output() -> None:
-    cases, shown = read(CARGO, "cargo")
-    assert shown == CARGO
+    cases, output = read(CARGO, "cargo")
+    assert output == CARGO
     assert cases.results == {
         "itoa src/lib.rs::tests::one": "passed",
         "itoa src/lib.rs::tests::two": "failed",
@@ -150,11 +150,11 @@ def test_a_long_running_test_is_recorded_as_started() -> None:
 
 @pytest.mark.parametrize("printed", ["test ui/a.rs ... ", "test ui/a.rs ", ""])
 def test_test_output_before_a_libtest_message_does_not_create_a_case(printed: str) -> None:
-    output_text = f"running 2 tests\n{printed}test pass has been running for over 60 seconds\nok\n"
+    lines_before = f"running 2 tests\n{printed}test pass has been running for over 60 seconds\nok\n"
     if printed.endswith("... "):
-        output_text += f"{printed}test other ... ok\n"
+        lines_before += f"{printed}test other ... ok\n"
     cases, _ = read(
-        f"{output_text}test pass ... ok\n\ntest result: ok. 2 passed; 0 failed\n", "cargo"
+        f"{lines_before}test pass ... ok\n\ntest result: ok. 2 passed; 0 failed\n", "cargo"
     )
     assert cases.results == {"pass": "passed"} | (
         {"other": "passed"} if printed.endswith("... ") else {}
@@ -196,7 +196,7 @@ packages/e test: ok 1 - of no TAP
 
 
 def test_tap_output_of_several_packages_is_separated_by_line_prefixes() -> None:
-    cases, shown = read(_SEVERAL, "npm")
+    cases, output = read(_SEVERAL, "npm")
     assert cases.results == {
         "packages/a > sums > two and three: five": "passed",
         "packages/b > sums > two and three: five": "failed",
@@ -205,7 +205,7 @@ def test_tap_output_of_several_packages_is_separated_by_line_prefixes() -> None:
         "d > one": "passed",
     }
     assert cases.details == {"packages/b > sums > two and three: five": "  at: add (test.js:3:1)"}
-    assert shown == _SEVERAL
+    assert output == _SEVERAL
 
 
 # As ava 6 prints it, with more than one file and with one.
@@ -384,11 +384,11 @@ def test_go_reports_cases_and_its_output() -> None:
         {"Action": "output", "Package": package, "Output": "FAIL\n"},
         {"Action": "fail", "Package": package, "Elapsed": 0.3},
     )
-    cases, shown = read(text, "/usr/local/go/bin/go")
+    cases, output = read(text, "/usr/local/go/bin/go")
     assert cases.results == {f"{package}::TestA": "failed", f"{package}::TestB/sub": "passed"}
     assert "a_test.go:3: no" in cases.details[f"{package}::TestA"]
     assert cases.ms == {f"{package}::TestA": 250}
-    assert shown == "    a_test.go:3: no\nFAIL\n"
+    assert output == "    a_test.go:3: no\nFAIL\n"
 
 
 def test_a_go_package_that_does_not_compile_or_panics_is_reported_as_a_case() -> None:
@@ -404,10 +404,10 @@ def test_a_go_package_that_does_not_compile_or_panics_is_reported_as_a_case() ->
         {"Action": "output", "Package": "m/q", "Output": "panic: test timed out after 6s\n"},
         {"Action": "fail", "Package": "m/q", "Elapsed": 6},
     )
-    cases, shown = read(text, "go")
+    cases, output = read(text, "go")
     assert cases.results == {"m/p": "errored", "m/q::TestLoop": "failed"}
     assert "hit the limit of" in cases.details["m/q::TestLoop"]
-    assert "undefined: New" in shown
+    assert "undefined: New" in output
     assert "undefined: New" in cases.details["m/p"]
 
 

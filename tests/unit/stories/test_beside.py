@@ -26,13 +26,13 @@ async def app() -> App:
 
 
 async def recorded(app: App) -> list[Event]:
-    return [one.event async for one in app.bus.replay((Channel.STORIES.all,))]
+    return [item.event async for item in app.bus.replay((Channel.STORIES.all,))]
 
 
 async def to_done(app: App) -> None:
     """Bring the story from backlog to its delivery."""
     await app.to_test()
-    await app.requested(2)
+    await app.wait_for_request(2)
     await app.deliberations.decide(won(app.story_id, B))
     await app.stands("test", "checked")
     await app.move("accept_test", "accept")
@@ -49,10 +49,10 @@ async def test_each_step_of_a_story_is_done_by_one_of_three_processes(app: App) 
         for _ in range(3):
             await stack.enter_async_context(app.working())
         await to_done(app)
-    done = Counter(event.type for event in await recorded(app))
-    assert [done[kind] for kind in ONCE] == [1] * len(ONCE)
-    assert len(app.deliberations.known()) == 2
-    assert len(app.lands.requested) == 1, "what is delivered outside is delivered once"
+    counts = Counter(event.type for event in await recorded(app))
+    assert [counts[kind] for kind in ONCE] == [1] * len(ONCE)
+    assert len(app.deliberations.task_ids()) == 2
+    assert len(app.lands.deliveries) == 1, "what is delivered outside is delivered once"
 
 
 async def test_a_plan_interrupted_in_one_process_is_finished_by_another(
@@ -63,10 +63,10 @@ async def test_a_plan_interrupted_in_one_process_is_finished_by_another(
             await app.move("refine", "submit")
             await app.stands("design", "planned")
             await app.move("accept_design")
-            task = await app.requested(1)
+            task = await app.wait_for_request(1)
         await app.deliberations.decide(
             won(task.task_id, A)
         )  # one of the two is gone, whichever had it
         await app.stands("test")
-        await app.requested(2)
-    assert len(app.deliberations.known()) == 2
+        await app.wait_for_request(2)
+    assert len(app.deliberations.task_ids()) == 2

@@ -61,9 +61,9 @@ class App:
 
 @pytest.fixture
 async def app() -> App:
-    found = App()
-    await found.built()
-    return found
+    new_app = App()
+    await new_app.built()
+    return new_app
 
 
 async def test_a_line_is_identified_by_file_and_number_before_or_after_the_change(app: App) -> None:
@@ -98,7 +98,7 @@ async def test_without_a_task_a_comment_refers_to_the_last_check_of_the_whole_st
 
 
 @pytest.mark.parametrize(
-    ("place", "output_text"),
+    ("place", "message"),
     [
         (Spot("x.py", 1), "the diff changes u.py"),
         (Spot("u.py", 9), "no such line 9 of that file in the diff; it shows 1 to 2"),
@@ -112,9 +112,9 @@ async def test_without_a_task_a_comment_refers_to_the_last_check_of_the_whole_st
     ],
 )
 async def test_an_invalid_line_of_the_diff_is_refused_with_a_message(
-    app: App, place: Spot, output_text: str
+    app: App, place: Spot, message: str
 ) -> None:
-    with pytest.raises(InvalidRequest, match=output_text):
+    with pytest.raises(InvalidRequest, match=message):
         await app.say(replace(place, task_id="task-1"))
     assert await app.remarks() == ()
 

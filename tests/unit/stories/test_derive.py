@@ -44,8 +44,8 @@ def test_derived_tasks_are_acyclic_ordered_and_deterministic(
     random: object,
     ac: list[str],
 ) -> None:
-    there = sort_roles(requested, ())
-    order = list(there)
+    sorted_roles = sort_roles(requested, ())
+    order = list(sorted_roles)
     random.shuffle(order)  # type: ignore[attr-defined]
     strategy = Strategy(parallel, tuple(order), per_role)
     story = Story("story-1", "t", "b", tuple(ac))
@@ -75,13 +75,13 @@ def test_the_built_in_order_puts_design_before_code_before_tests() -> None:
 
 
 def test_tasks_are_sequential_or_parallel() -> None:
-    one, two, three, test = derived(["dev", "qa"], Strategy(per_role=3))[:4]
-    assert [one.dependencies, two.dependencies, three.dependencies] == [
+    first_task, second_task, third_task, test = derived(["dev", "qa"], Strategy(per_role=3))[:4]
+    assert [first_task.dependencies, second_task.dependencies, third_task.dependencies] == [
         (),
-        (one.task_id,),
-        (two.task_id,),
+        (first_task.task_id,),
+        (second_task.task_id,),
     ]
-    assert test.dependencies == (three.task_id,)
+    assert test.dependencies == (third_task.task_id,)
     a, b, c, d = derived(["dev", "qa"], Strategy(parallel=True, per_role=3))[:4]
     assert a.dependencies == b.dependencies == c.dependencies == ()
     assert d.dependencies == (a.task_id, b.task_id, c.task_id)
@@ -101,7 +101,7 @@ def test_tasks_of_two_tenants_have_different_ids() -> None:
 
 
 @pytest.mark.parametrize(
-    ("requested", "strategy", "wanted"),
+    ("requested", "strategy", "message"),
     [
         (["wizard"], Strategy(), "unknown role 'wizard'; the roles are dev, qa"),
         (["dev", "qa"], Strategy(order=("dev", "qa", "dev")), "has a cycle: dev → qa → dev"),
@@ -111,9 +111,9 @@ def test_tasks_of_two_tenants_have_different_ids() -> None:
     ],
 )
 def test_errors_of_a_derivation_are_named(
-    requested: list[str], strategy: Strategy, wanted: str
+    requested: list[str], strategy: Strategy, message: str
 ) -> None:
-    with pytest.raises(InvalidRequest, match=wanted):
+    with pytest.raises(InvalidRequest, match=message):
         derived(requested, strategy)
 
 
@@ -134,7 +134,7 @@ A, B = TaskId("a"), TaskId("b")
 
 
 @pytest.mark.parametrize(
-    ("tasks", "wanted"),
+    ("tasks", "message"),
     [
         (
             [AtomicTask(A, "dev", "x", (B,)), AtomicTask(B, "dev", "x", (A,))],
@@ -146,6 +146,6 @@ A, B = TaskId("a"), TaskId("b")
         ([AtomicTask(A, "wizard", "x")], "unknown role"),
     ],
 )
-def test_a_plan_from_the_bus_is_validated(tasks: list[AtomicTask], wanted: str) -> None:
-    with pytest.raises(InvalidRequest, match=wanted):
+def test_a_plan_from_the_bus_is_validated(tasks: list[AtomicTask], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         check_plan(tasks, 64)

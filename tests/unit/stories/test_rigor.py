@@ -46,12 +46,12 @@ def test_the_file_defines_each_level() -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_complete_evidence_passes_with_all_points(level: str) -> None:
-    found = rate(GOOD, level)
-    assert (found.score, found.decision, found.reasons, found.rigor) == (100, "pass", (), level)
+    rating = rate(GOOD, level)
+    assert (rating.score, rating.decision, rating.reasons, rating.rigor) == (100, "pass", (), level)
 
 
 @pytest.mark.parametrize(
-    ("report", "level", "decision", "output_text"),
+    ("report", "level", "decision", "words"),
     [
         (changed(build=Build()), "L0", "block", "blocks: the build failed"),
         (changed(build=None), "L0", "block", "no evidence of build"),
@@ -100,11 +100,11 @@ def test_complete_evidence_passes_with_all_points(level: str) -> None:
     ],
 )
 def test_missing_or_failed_evidence_is_named(
-    report: JobReport, level: str, decision: str, output_text: str
+    report: JobReport, level: str, decision: str, words: str
 ) -> None:
-    found = rate(report, level)
-    assert found.decision == decision
-    assert any(output_text in reason for reason in found.reasons), found.reasons
+    rating = rate(report, level)
+    assert rating.decision == decision
+    assert any(words in reason for reason in rating.reasons), rating.reasons
 
 
 def test_an_unknown_level_is_named() -> None:
@@ -118,19 +118,19 @@ def test_an_unknown_level_is_named() -> None:
 def test_a_failed_build_and_missing_required_evidence_always_block(
     report: JobReport, level: str
 ) -> None:
-    found = rate(report, level)
-    assert 0 <= found.score <= 100
-    ran = {
+    rating = rate(report, level)
+    assert 0 <= rating.score <= 100
+    reported = {
         name
         for name in ("build", "unit", "static", "e2e")
         if (part := getattr(report, name)) is not None
         and (not isinstance(part, SuiteRun) or part.passed + part.failed)
     }
     if (
-        "build" not in ran
+        "build" not in reported
         or not (report.build and report.build.ok)
-        or not set(levels()[level].required) <= ran
+        or not set(levels()[level].required) <= reported
     ):
-        assert found.decision == "block"
-    if found.decision != "pass":
-        assert found.reasons
+        assert rating.decision == "block"
+    if rating.decision != "pass":
+        assert rating.reasons

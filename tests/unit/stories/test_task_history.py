@@ -19,20 +19,20 @@ TASKS = [
 ]
 
 
-def derived(tasks: Any = TASKS, plan: str = "plan-1", **more: Any) -> Event:
+def derived(tasks: Any = TASKS, plan: str = "plan-1", **fields: Any) -> Event:
     return write(
         EventType.PLAN_DERIVED,
         "s",
-        {"story_id": "s", "plan_id": plan, "tasks": tasks, "by": "roles", **more},
+        {"story_id": "s", "plan_id": plan, "tasks": tasks, "by": "roles", **fields},
         ordinal=plan,
     )
 
 
-def ended(plan: Event, why: Mapping[str, str] | None = None, **output_text: str) -> Event:
+def plan_finished(plan: Event, reasons: Mapping[str, str] | None = None, **statuses: str) -> Event:
     return write(
         EventType.PLAN_FINISHED,
         "s",
-        {"story_id": "s", "derivation_id": plan.id, "tasks": output_text, "why": why or {}},
+        {"story_id": "s", "derivation_id": plan.id, "tasks": statuses, "why": reasons or {}},
     )
 
 
@@ -43,13 +43,13 @@ def steps(
 
 
 def test_a_task_without_a_council_waits_for_its_dependencies_or_the_design() -> None:
-    found = steps(derived())
-    assert [(step.number, step.status, step.after, step.begun) for step in found] == [
+    task_steps = steps(derived())
+    assert [(step.number, step.status, step.after, step.begun) for step in task_steps] == [
         (1, "waits", (), False),
         (2, "waits", (), False),
         (3, "waits", (1, 2), False),
     ]
-    assert found[2].next == "begins when those before it have a winner"
+    assert task_steps[2].next == "begins when those before it have a winner"
     assert steps(derived(), state="design")[0].next == "begins when the design is accepted"
 
 
@@ -60,8 +60,8 @@ def test_a_running_task_has_the_status_of_its_council() -> None:
         ),
         TaskId("b"): TaskView(TaskId("b"), DeliberationStatus.IN_PROGRESS, progress=45),
     }
-    found = steps(derived(), views=views)
-    assert [(step.status, step.why, step.begun) for step in found] == [
+    task_steps = steps(derived(), views=views)
+    assert [(step.status, step.why, step.begun) for step in task_steps] == [
         ("won", "agent-dev-002, proven", True),
         ("at work", "45 %", True),
         ("waits", "", False),
@@ -71,7 +71,10 @@ def test_a_running_task_has_the_status_of_its_council() -> None:
 def test_a_task_that_could_not_be_submitted_has_a_reason() -> None:
     plan = derived()
     first, second, _ = steps(
-        plan, ended(plan, {"a": "the repository is gone"}, a="FAILED", b="COMPLETED", c="SKIPPED")
+        plan,
+        plan_finished(
+            plan, {"a": "the repository is gone"}, a="FAILED", b="COMPLETED", c="SKIPPED"
+        ),
     )
     assert (first.status, first.why) == ("failed", "the repository is gone")
     assert second.why == ""
@@ -85,7 +88,7 @@ def test_a_task_that_ended_without_a_winner_has_a_reason_and_a_next_step() -> No
         )
     }
     first, second, third = steps(
-        plan, ended(plan, a="NO_WINNER", b="TIMEOUT", c="SKIPPED"), views=views
+        plan, plan_finished(plan, a="NO_WINNER", b="TIMEOUT", c="SKIPPED"), views=views
     )
     assert (first.status, first.why, first.lost) == (
         "no winner",
@@ -96,14 +99,14 @@ def test_a_task_that_ended_without_a_winner_has_a_reason_and_a_next_step() -> No
     assert (second.status, second.begun) == ("out of time", True)
     assert (third.status, third.begun) == ("skipped", False)
     assert "no winner" in third.why
-    assert not steps(plan, ended(plan, a="NO_WINNER"), state="done")[0].next
+    assert not steps(plan, plan_finished(plan, a="NO_WINNER"), state="done")[0].next
 
 
 def test_only_the_last_round_has_next_steps() -> None:
-    plan, again = derived(), derived([{"task_id": "r", "role": "dev"}], "plan-2", by="repair")
-    history = (plan, ended(plan, a="NO_WINNER"), again)
-    before, last = rounds(history, {}, "build")
-    assert not any(step.next for step in before.steps)
+    plan, repair_plan = derived(), derived([{"task_id": "r", "role": "dev"}], "plan-2", by="repair")
+    history = (plan, plan_finished(plan, a="NO_WINNER"), repair_plan)
+    first_round, last = rounds(history, {}, "build")
+    assert not any(step.next for step in first_round.steps)
     assert (last.by, last.steps[0].status) == ("repair", "waits")
     assert task_ids(history) == ("a", "b", "c", "r")
 

@@ -16,10 +16,10 @@ def result(name: str, size: int) -> ToolResult:
     return ToolResult(name, "files.read", ToolStatus.SUCCESS, {"content": "x" * size})
 
 
-def kept_in(most_bytes: int, most: int = 100) -> Answers[str, ToolResult]:
+def kept_in(most_bytes: int, max_answers: int = 100) -> Answers[str, ToolResult]:
     return Answers(
         most_bytes,
-        most,
+        max_answers,
         size=lambda answer: len(str(answer.output.get("content", ""))),
         slim=lambda answer: replace(answer, output={}, error=OUTPUT_DROPPED),
     )
@@ -47,7 +47,7 @@ def test_stored_answers_are_bounded_and_no_request_runs_again(sizes: list[int]) 
 
 
 async def test_beyond_the_limit_the_oldest_finished_answer_is_forgotten() -> None:
-    answers = kept_in(10**6, most=2)
+    answers = kept_in(10**6, max_answers=2)
     running = answers.begin("a", "a")
     for name in ("b", "c"):
         answers.settle(name, answers.begin(name, name), result(name, 1))

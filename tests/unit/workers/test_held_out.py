@@ -41,11 +41,13 @@ def test_few_cases_or_a_single_file_are_not_divided() -> None:
         )
         == ()
     )
-    three = {f"tests/test_{name}.py::test_x": "failed" for name in "abc"}
-    assert select_held_out_files(_prepared(three), 0.5) == ()
-    four = {**three, "tests/test_d.py::test_x": "failed"}
-    assert select_held_out_files(_prepared(four), 0.5) != ()
-    assert select_held_out_files(_prepared(four, flaky=("tests/test_d.py::test_x",)), 0.5) == ()
+    three_cases = {f"tests/test_{name}.py::test_x": "failed" for name in "abc"}
+    assert select_held_out_files(_prepared(three_cases), 0.5) == ()
+    four_cases = {**three_cases, "tests/test_d.py::test_x": "failed"}
+    assert select_held_out_files(_prepared(four_cases), 0.5) != ()
+    assert (
+        select_held_out_files(_prepared(four_cases, flaky=("tests/test_d.py::test_x",)), 0.5) == ()
+    )
 
 
 def test_a_file_named_like_a_pattern_is_hidden_and_no_other_file() -> None:

@@ -160,15 +160,15 @@ def test_paused_time_does_not_count_against_the_deadline() -> None:
         EventType.DELIBERATION_REQUESTED, "task-a", dump(deliberation()), time=START.isoformat()
     )
     turns = [turned(0, 10), turned(1, 110), turned(2, 200), turned(3, 250)]
-    after = DEADLINE + timedelta(hours=1)
+    after_deadline = DEADLINE + timedelta(hours=1)
     state = fold(fold(None, request), turns[0])
-    assert not is_ready(state, after), "no deadline passes while it waits"
+    assert not is_ready(state, after_deadline), "no deadline passes while it waits"
     for order in permutations(turns):
         state = fold(None, request)
         for event in (*order, *order):
             state = fold(state, event)
         assert decision_deadline(state, timedelta()) == DEADLINE + timedelta(seconds=150)
-        assert is_ready(state, after)
+        assert is_ready(state, after_deadline)
         assert Pauses.of(order).extend(DEADLINE) == DEADLINE + timedelta(seconds=150)
     assert Pauses.of(turns[:3]).extend(DEADLINE) == NEVER
 
@@ -187,5 +187,5 @@ def test_a_malformed_event_does_not_pause(data: dict[str, object]) -> None:
 @pytest.mark.parametrize("numbers", [(0,), (0, 1), (0, 1, 2)])
 def test_merging_an_older_read_of_the_pauses_changes_nothing(numbers: tuple[int, ...]) -> None:
     all_pauses = Pauses.of(turned(number, 10.0 * number) for number in (0, 1, 2))
-    before = Pauses.of(turned(number, 10.0 * number) for number in numbers)
-    assert all_pauses.with_all(before) == before.with_all(all_pauses) == all_pauses
+    older = Pauses.of(turned(number, 10.0 * number) for number in numbers)
+    assert all_pauses.with_all(older) == older.with_all(all_pauses) == all_pauses

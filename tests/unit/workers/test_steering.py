@@ -52,7 +52,7 @@ async def test_a_seat_gets_a_steering_message_at_its_next_turn_and_again_after_a
         called = [event for event in log if event.type is EventType.MODEL_CALLED]
         (steering_id,) = [event.id for event in log if event.type is EventType.DELIBERATION_STEERED]
         assert [event.data.get("told") for event in called] == [None, [steering_id]]
-        again = RecordedModel(
+        restarted_model = RecordedModel(
             app.parts.answerers.model,
             ledger=Ledger(d.budget),
             events=EventWriter(app.bus, d),
@@ -60,8 +60,10 @@ async def test_a_seat_gets_a_steering_message_at_its_next_turn_and_again_after_a
             settings=app.parts.answerers.llm,
             steering={"later": "and later"},
         )
-        message_counts = [len(again.steering_for(str(event.data["call_id"]))) for event in called]
+        message_counts = [
+            len(restarted_model.steering_for(str(event.data["call_id"]))) for event in called
+        ]
         assert message_counts == [0, 1]
-        assert len(again.steering_for(f"{d.task_id}/{d.seats[0]}/propose/0.9")) == 2, (
+        assert len(restarted_model.steering_for(f"{d.task_id}/{d.seats[0]}/propose/0.9")) == 2, (
             "a call that was never made gets all messages"
         )

@@ -46,7 +46,7 @@ def test_a_module_and_its_description_become_a_tool(tmp_path: Path) -> None:
         "most": 10,
         "exact": False,
     }
-    for wrong in (
+    for invalid_arguments in (
         {},
         {"path": ""},
         {"path": "a", "most": 0},
@@ -54,7 +54,7 @@ def test_a_module_and_its_description_become_a_tool(tmp_path: Path) -> None:
         {"path": "a", "other": 1},
     ):
         with pytest.raises(ValidationError):
-            spec.arguments.model_validate(wrong)
+            spec.arguments.model_validate(invalid_arguments)
 
 
 def test_without_a_folder_there_are_no_tools() -> None:
@@ -64,7 +64,7 @@ def test_without_a_folder_there_are_no_tools() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "wanted"),
+    ("name", "text", "message"),
     [
         ("Count", COUNT, "not a valid tool name"),
         ("count", "summary: it counts\nargument: {}", "argument: Extra inputs"),
@@ -86,9 +86,9 @@ def test_without_a_folder_there_are_no_tools() -> None:
     ],
 )
 def test_errors_in_a_description_are_named(
-    tmp_path: Path, name: str, text: str, wanted: str
+    tmp_path: Path, name: str, text: str, message: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=wanted) as raised:
+    with pytest.raises(ConfigurationError, match=message) as raised:
         read_tools(put(tmp_path, text, name))
     assert f"{name}.yaml" in raised.value.message
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from k8s.roles.role_deployment import RoleDeployment, Seen
+from k8s.roles.role_deployment import CouncilResult, RoleDeployment
 from k8s.test_deploy import SAMPLE
 from kubernetes import client
 
@@ -92,28 +92,28 @@ async def keys(
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def standing(
+async def role_deployment(
     home: Home, api: client.ApiClient, counted: Counted, keys: tuple[Path, deployment.Folders]
 ) -> AsyncIterator[RoleDeployment]:
     """All roles on three bus servers and a Neo4j, and a repository that they share."""
     folder, folders = keys
-    inside = ("-n", deployment.SPACE, "exec", "deploy/moothall-api", "--")
-    await ask(*inside, "python", "-c", SAMPLE, "/data/sample")
-    await ask(*inside, "moothall", "repo", "add", "/data/sample", "--id", "sample")
+    in_api_pod = ("-n", deployment.SPACE, "exec", "deploy/moothall-api", "--")
+    await ask(*in_api_pod, "python", "-c", SAMPLE, "/data/sample")
+    await ask(*in_api_pod, "moothall", "repo", "add", "/data/sample", "--id", "sample")
     authority = (home.keys / "ca.crt").read_bytes()
-    role_deployment = RoleDeployment(
+    deployed = RoleDeployment(
         api, folders, folder / "bus/services.creds", authority, counted.arrived, "sample"
     )
-    await role_deployment.connect()
-    yield role_deployment
-    await role_deployment.disconnect()
+    await deployed.connect()
+    yield deployed
+    await deployed.disconnect()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def undisturbed(standing: RoleDeployment) -> Seen:
+async def undisturbed(role_deployment: RoleDeployment) -> CouncilResult:
     """The outcome of a council in which nothing is killed."""
-    seen = await standing.council("undisturbed")
-    assert seen.end.proven
-    assert "def hello_world():" in seen.end.delivered
-    assert await standing.leftovers() == []
-    return seen
+    result = await role_deployment.council("undisturbed")
+    assert result.end.proven
+    assert "def hello_world():" in result.end.delivered
+    assert await role_deployment.leftovers() == []
+    return result

@@ -19,10 +19,10 @@ async def test_held_work_can_be_dropped_twice_without_harm() -> None:
 
     unused = cast("Any", None)
     taking = PullConsumer(unused, unused, durable("collector"), Reader(never), Capacity(1))
-    lost = 0
+    lost_count = 0
 
     async def work() -> None:
-        nonlocal lost
+        nonlocal lost_count
         async with asyncio.timeout(None) as lease:
             taking.leases["message"] = lease
             taking._drop_held()
@@ -30,9 +30,9 @@ async def test_held_work_can_be_dropped_twice_without_harm() -> None:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
                 taking._drop_held()
-                lost += 1
+                lost_count += 1
                 raise
 
     with pytest.raises(TimeoutError):
         await work()
-    assert lost == 1
+    assert lost_count == 1

@@ -24,8 +24,10 @@ async def test_replies_are_read_from_the_bounded_stream() -> None:
         )
         await _connect(connection)
         parser: Any = connection._parser
-        before = parser._stream._bytes_left
+        bytes_left_before = parser._stream._bytes_left
         await connection.send_command("PING")
         assert await connection.read_response() == b"OK"
-        assert parser._stream._bytes_left < before, "the client reads past what bounds it"
+        assert parser._stream._bytes_left < bytes_left_before, (
+            "the client reads past what bounds it"
+        )
         await connection.disconnect(nowait=True)

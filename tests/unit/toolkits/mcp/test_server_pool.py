@@ -33,9 +33,9 @@ class Starting:
 
 async def _cut_off(server_pool: ServerPool, starting: Starting) -> None:
     """A call that runs out of time while its server starts."""
-    begun = starting.begun
+    start_count = starting.begun
     call = asyncio.create_task(_call(server_pool, starting))
-    while starting.begun == begun:
+    while starting.begun == start_count:
         await asyncio.sleep(0)
     call.cancel()
     await asyncio.wait([call])

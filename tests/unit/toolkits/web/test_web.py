@@ -69,11 +69,11 @@ class Site:
                     body=b"x", headers={"Content-Encoding": "br", "Content-Type": "text/plain"}
                 )
             case "search":
-                found = [
+                results = [
                     {"title": "t", "url": "https://example.org", "content": request.query["q"]}
                 ]
                 return web.Response(
-                    text=json.dumps({"results": found}), content_type="application/json"
+                    text=json.dumps({"results": results}), content_type="application/json"
                 )
         return web.Response(status=int(rest or 200), text=f"{request.method} {request.path}")
 
@@ -103,8 +103,8 @@ async def serving() -> AsyncIterator[Site]:
 @pytest.fixture
 async def site() -> AsyncIterator[Site]:
     """A site that the operator allows."""
-    async with serving() as found:
-        yield found
+    async with serving() as web_site:
+        yield web_site
 
 
 _ARGUMENTS = {spec.name: spec.arguments for spec in SPECS}
@@ -124,26 +124,26 @@ async def act(
     return await WebTools(settings, own_seconds).call(call, Folder(folder or Path("/")), "local")
 
 
-def allowing(site: Site, **more: Any) -> HttpSettings:
+def allowing(site: Site, **options: Any) -> HttpSettings:
     """Settings of an operator who allows the site."""
-    return HttpSettings(allow=(f"127.0.0.1:{site.port}",), **more)
+    return HttpSettings(allow=(f"127.0.0.1:{site.port}",), **options)
 
 
 @pytest.mark.parametrize("method", ["get", "post", "put", "patch", "delete", "head"])
 async def test_every_method_reaches_the_server(site: Site, method: str) -> None:
     """With headers and body as they were given, and answers whatever the status."""
-    more: dict[str, Any] = {} if method in {"get", "head"} else {"body": "né"}
+    body: dict[str, Any] = {} if method in {"get", "head"} else {"body": "né"}
     result = await act(
-        f"http.{method}", allowing(site), url=f"{site.url}/x/404", headers={"X-Mine": "1"}, **more
+        f"http.{method}", allowing(site), url=f"{site.url}/x/404", headers={"X-Mine": "1"}, **body
     )
     assert result.status is ToolStatus.SUCCESS
     assert result.output["status"] == 404
     assert result.output["body"] == ("" if method == "head" else f"{method.upper()} /x/404")
-    requested = site.requested[0]
-    assert (requested[0], requested[2]["X-Mine"], requested[3]) == (
+    request = site.requested[0]
+    assert (request[0], request[2]["X-Mine"], request[3]) == (
         method.upper(),
         "1",
-        "né".encode() if more else b"",
+        "né".encode() if body else b"",
     )
 
 
@@ -169,7 +169,7 @@ async def test_no_spelling_of_a_local_address_is_reachable(site: Site, host: str
 
 
 @pytest.mark.parametrize(
-    "where",
+    "location",
     [
         "http://127.0.0.1:{other}/",
         "http://localhost:{other}/",
@@ -179,13 +179,15 @@ async def test_no_spelling_of_a_local_address_is_reachable(site: Site, host: str
     ],
 )
 @pytest.mark.parametrize("tool", ["http.get", "web.fetch"])
-async def test_no_redirect_reaches_an_internal_address(site: Site, where: str, tool: str) -> None:
+async def test_no_redirect_reaches_an_internal_address(
+    site: Site, location: str, tool: str
+) -> None:
     """Every hop is judged like the first."""
-    async with serving() as other:
-        target = where.format(other=other.port)
+    async with serving() as other_site:
+        target = location.format(other=other_site.port)
         result = await act(tool, allowing(site), url=f"{site.url}/to?where={target}")
         assert result.status is ToolStatus.BLOCKED
-        assert not other.requested
+        assert not other_site.requested
 
 
 async def test_redirects_are_followed_and_bounded(site: Site) -> None:
@@ -197,20 +199,20 @@ async def test_redirects_are_followed_and_bounded(site: Site) -> None:
     result = await act("http.get", allowing(site), url=f"{site.url}/loop")
     assert result.status is ToolStatus.ERROR
     assert "redirects more than 5 times" in result.error
-    assert len([requested for requested in site.requested if requested[1] == "/loop"]) == 6
+    assert len([request for request in site.requested if request[1] == "/loop"]) == 6
 
 
 async def test_credentials_are_not_sent_to_another_host_after_a_redirect(site: Site) -> None:
     """A header that proves who calls is for whom it was meant."""
-    async with serving() as other:
-        settings = HttpSettings(allow=(f"127.0.0.1:{site.port}", f"127.0.0.1:{other.port}"))
+    async with serving() as other_site:
+        settings = HttpSettings(allow=(f"127.0.0.1:{site.port}", f"127.0.0.1:{other_site.port}"))
         headers = {"Authorization": "Bearer mine", "X-Kept": "1"}
         result = await act(
-            "http.get", settings, url=f"{site.url}/to?where={other.url}/there", headers=headers
+            "http.get", settings, url=f"{site.url}/to?where={other_site.url}/there", headers=headers
         )
         assert result.output["status"] == 200
-        assert "Authorization" not in other.requested[0][2]
-        assert other.requested[0][2]["X-Kept"] == "1"
+        assert "Authorization" not in other_site.requested[0][2]
+        assert other_site.requested[0][2]["X-Kept"] == "1"
 
 
 async def test_a_name_that_changes_its_address_reaches_nothing_forbidden(site: Site) -> None:
@@ -269,7 +271,7 @@ async def test_a_download_stays_in_the_workspace(site: Site, tmp_path: Path, pat
     inside.mkdir()
     result = await act("http.download", allowing(site), inside, url=f"{site.url}/bytes", path=path)
     assert result.status is not ToolStatus.SUCCESS
-    assert not [found for found in tmp_path.rglob("*") if found.is_file()]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 async def test_a_failed_download_stores_nothing(site: Site, tmp_path: Path) -> None:
@@ -298,8 +300,8 @@ async def test_requests_have_a_time_limit(site: Site) -> None:
 
 async def test_an_unreachable_server_or_an_unknown_encoding_is_an_error(site: Site) -> None:
     """A closed port, an encoding that nobody asked for."""
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        closed = held.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        closed = reserved.getsockname()[1]
     result = await act(
         "http.get", HttpSettings(allow=("127.0.0.0/8",)), url=f"http://127.0.0.1:{closed}/"
     )

@@ -135,14 +135,14 @@ class Stuck(Cluster):
 
 async def test_the_heartbeat_continues_while_the_cluster_does_not_answer(api: KubeApi) -> None:
     queues = Queues()
-    heard = 0
+    heartbeats = 0
     reconciler = Reconciler(
         Stuck(JobSettings(), "me", "ours"), Transport(queues.send, queues.listen), 0.3
     )
     async with run_in_background(reconciler.run(), "reconciler"), asyncio.timeout(20):
         async for _ in queues.listen(PRESENCE):
-            heard += 1
-            if heard == 5:
+            heartbeats += 1
+            if heartbeats == 5:
                 break
 
 
@@ -152,11 +152,13 @@ async def test_hosts_receive_each_others_messages_over_the_bus(api: KubeApi) -> 
     carrier = Transport(queues.send, queues.listen)
     async with AsyncExitStack() as stack:
         for host in ("first", "second"):
-            one = await stack.enter_async_context(Cluster(JobSettings(), host, "ours"))
-            document: dict[str, Any] = {"metadata": {"name": f"of-{host}", "labels": one.labels}}
-            await one.create(document)
+            cluster = await stack.enter_async_context(Cluster(JobSettings(), host, "ours"))
+            document: dict[str, Any] = {
+                "metadata": {"name": f"of-{host}", "labels": cluster.labels}
+            }
+            await cluster.create(document)
             await stack.enter_async_context(
-                run_in_background(Reconciler(one, carrier, 1.0).run(), host)
+                run_in_background(Reconciler(cluster, carrier, 1.0).run(), host)
             )
         add(api, "lost", "gone")
         await until(lambda: "lost" not in api.jobs)
@@ -194,18 +196,18 @@ async def test_nothing_is_remembered_of_a_removed_pod(cluster: Cluster) -> None:
 
 
 def test_a_deployment_is_identified_by_the_bus_its_pods_reach(tmp_path: Path) -> None:
-    def named(**output_text: Any) -> str:
+    def named(**options: Any) -> str:
         return deployment_id(
             Settings(
-                bus=BusSettings(url=output_text.pop("url", "nats://127.0.0.1:4222")),
-                jobs=JobSettings(**output_text),
+                bus=BusSettings(url=options.pop("url", "nats://127.0.0.1:4222")),
+                jobs=JobSettings(**options),
             )
         )
 
-    seen = "nats://bus.moothall:4222"
-    assert named(bus_url=seen) == named(url="nats://me:secret@bus.moothall:4222") == named(url=seen)
-    assert named(url="bus.moothall:4222") == named(url=f"{seen}/") == named(url=seen)
-    assert named() != named(bus_url=seen)
+    url = "nats://bus.moothall:4222"
+    assert named(bus_url=url) == named(url="nats://me:secret@bus.moothall:4222") == named(url=url)
+    assert named(url="bus.moothall:4222") == named(url=f"{url}/") == named(url=url)
+    assert named() != named(bus_url=url)
     first, second = (
         create_account_files(tmp_path / name)["links.json"].read_text()
         for name in ("first", "second")

@@ -27,7 +27,7 @@ SECONDS = 240.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def metrics_server(standing: RoleDeployment, home: Home) -> None:
+async def metrics_server(role_deployment: RoleDeployment, home: Home) -> None:
     """The metrics server, which reports the resource usage of pods."""
     try:
         await asyncio.to_thread(METRICS.make, home, print)
@@ -69,11 +69,11 @@ async def test_an_autoscaler_reads_the_metrics_of_its_pods(name: str, metrics_se
 
 
 async def test_overloaded_apis_are_scaled_up_and_no_call_is_lost(
-    standing: RoleDeployment, home: Home, counted: Counted, metrics_server: None
+    role_deployment: RoleDeployment, home: Home, counted: Counted, metrics_server: None
 ) -> None:
     values = deployment.values(counted.url)
     values["roles"]["cpu"] = "5m"
-    async with concurrent_callers(standing, "scaled"):
+    async with concurrent_callers(role_deployment, "scaled"):
         await asyncio.to_thread(deployment.install, home, values)
         async with asyncio.timeout(SECONDS):
             while (await scaler("api"))["status"].get("currentReplicas", 0) < 3:
@@ -81,7 +81,7 @@ async def test_overloaded_apis_are_scaled_up_and_no_call_is_lost(
         await rolled_out("deployment/moothall-api")
     ready = [
         pod
-        for pod in await standing.pods("app.kubernetes.io/component=api")
+        for pod in await role_deployment.pods("app.kubernetes.io/component=api")
         if pod.status.phase == "Running"
     ]
     assert len(ready) >= 3
