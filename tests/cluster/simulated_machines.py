@@ -21,7 +21,7 @@ import psutil
 
 from ray_nodes import TOKEN
 from support.processes import all_gone, descendants
-from support.servers import relayed
+from support.servers import relay_port
 
 SERVER = "10.77.0.1"
 _RAY = {
@@ -145,7 +145,7 @@ async def machine(number: int, folder: Path) -> AsyncIterator[Machine]:
 async def relay(url: str) -> AsyncIterator[str]:
     """Yield the URL under which machines reach `url`, which is on our loopback."""
     parts = urlsplit(url)
-    async with relayed(("127.0.0.1", parts.port or 0), SERVER) as port:
+    async with relay_port(("127.0.0.1", parts.port or 0), SERVER) as port:
         user = f"{parts.username}@" if parts.username else ""
         yield parts._replace(netloc=f"{user}{SERVER}:{port}").geturl()
 

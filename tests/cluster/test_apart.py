@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 import simulated_machines
-from command import Command, by_task, git, scripted
+from command import Command, answer_turns_with, by_task, git
 from moothall.config import BusSettings
 from moothall.events.nats.server import embedded_server
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
@@ -75,7 +75,7 @@ async def test_work_continues_on_hosts_without_a_shared_disk_after_one_is_killed
         return by_task(body, headers)
 
     async with AsyncExitStack() as stack:
-        model = await stack.enter_async_context(scripted_model(scripted(slowly)))
+        model = await stack.enter_async_context(scripted_model(answer_turns_with(slowly)))
         bus_url = await stack.enter_async_context(embedded_server(BusSettings(), folder / "bus"))
         await stack.enter_async_context(simulated_machines.bridge())
         machines = [

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from command import Command, by_task, git, scripted
+from command import Command, answer_turns_with, by_task, git
 from moothall.cli.demo import make_sample_repository
 from moothall.config import BusSettings
 from moothall.events.nats.server import embedded_server
@@ -68,7 +68,7 @@ async def test_a_council_on_two_nodes_finishes_after_one_is_killed(tmp_path: Pat
         return "".join(path.read_text() for path in data.glob("logs/host-1*.log"))
 
     async with (
-        scripted_model(scripted(slowly)) as model,
+        scripted_model(answer_turns_with(slowly)) as model,
         embedded_server(BusSettings(), tmp_path / "bus") as bus_url,
         growing_nodes(1) as (address, first, add_node),
     ):

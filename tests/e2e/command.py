@@ -48,7 +48,7 @@ def task_of(body: dict[str, Any]) -> str:
     return match[2] if match else prompt
 
 
-def scripted(propose: Answer) -> Answer:
+def answer_turns_with(propose: Answer) -> Answer:
     """Answer requests for approaches and reviews; delegate turns to `propose`."""
 
     async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> Reply:

@@ -77,7 +77,9 @@ class _Stub:
 
 
 @asynccontextmanager
-async def served(command: Command, end: signal.Signals = signal.SIGTERM) -> AsyncIterator[Served]:
+async def run_server(
+    command: Command, end: signal.Signals = signal.SIGTERM
+) -> AsyncIterator[Served]:
     """Serve until the context ends, then send the signal `end`."""
     server = await command.start("serve", "--port", "0")
     assert server.stderr is not None

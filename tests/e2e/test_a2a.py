@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import ALICE, EVE, Served, make_command, served
+from served import ALICE, EVE, Served, make_command, run_server
 
-from command import QUICK, by_task, git, scripted
+from command import QUICK, answer_turns_with, by_task, git
 from moothall.cli.demo import make_sample_repository
 from moothall.testing.model import Answer, Fault, scripted_model
 
@@ -39,7 +39,7 @@ async def server(folder: Path, answer: Answer) -> AsyncIterator[Served]:
             "MOOTHALL_WEB__PORT": "0",
             "MOOTHALL_WORKSPACE__ALLOWED_ROOTS": f'["{folder}"]',
         }
-        async with served(command) as running:
+        async with run_server(command) as running:
             yield running
 
 
@@ -74,7 +74,7 @@ async def send(client: Client, wanted: pb.SendMessageRequest) -> list[pb.StreamR
 async def test_an_agent_runs_a_deliberation_to_its_result(tmp_path: Path) -> None:
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
-    async with server(tmp_path, scripted(by_task)) as running:
+    async with server(tmp_path, answer_turns_with(by_task)) as running:
         async with httpx.AsyncClient(timeout=60) as web:  # the first request imports the library
             card = (await web.get(f"http://{running.web}/.well-known/agent-card.json")).json()
             refused = await web.post(f"http://{running.web}/a2a", json={})
@@ -119,7 +119,7 @@ async def test_an_agent_runs_a_deliberation_to_its_result(tmp_path: Path) -> Non
 
 async def test_an_agent_follows_a_deliberation(tmp_path: Path) -> None:
     async with (
-        server(tmp_path, scripted(by_task)) as running,
+        server(tmp_path, answer_turns_with(by_task)) as running,
         agent(running, streaming=True) as client,
     ):
         first, *updates, artifact, last = await send(client, request("HAIKU about rain"))

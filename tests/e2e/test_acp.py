@@ -29,7 +29,7 @@ from acp.schema import (
     UserMessageChunk,
 )
 
-from command import QUICK, Command, by_task, git, scripted, task_of, turn
+from command import QUICK, Command, answer_turns_with, by_task, git, task_of, turn
 from moothall.cli.demo import make_sample_repository
 from moothall.testing.model import Answer, Fault, scripted_model
 
@@ -73,7 +73,7 @@ def edit_of(call: ToolCallUpdate) -> FileEditToolCallContent:
 
 
 @asynccontextmanager
-async def connected(
+async def connect_editor(
     editor: Editor, command: Command, *args: str
 ) -> AsyncIterator[acp.core.ClientSideConnection]:
     """Yield a connection to a new process of the agent, initialized."""
@@ -93,7 +93,7 @@ async def connected(
 
 @asynccontextmanager
 async def quick_command(data_dir: Path, answer: Answer) -> AsyncIterator[Command]:
-    async with scripted_model(scripted(answer)) as model:
+    async with scripted_model(answer_turns_with(answer)) as model:
         yield Command(data_dir, model.base_url, extra=dict(QUICK))
 
 
@@ -104,7 +104,7 @@ async def test_a_prompt_ends_with_a_proven_change_of_the_files(tmp_path: Path) -
     editor = Editor()
     async with (
         quick_command(tmp_path / "data", by_task) as command,
-        connected(editor, command) as agent,
+        connect_editor(editor, command) as agent,
     ):
         session = await agent.new_session(cwd=str(repo / "src"), mcp_servers=[])
         assert session.modes is not None
@@ -153,7 +153,7 @@ async def test_prompts_of_a_session_form_a_conversation_about_the_current_files(
     editor = Editor(allows=False)
     async with (
         quick_command(tmp_path / "data", _converse) as command,
-        connected(editor, command) as agent,
+        connect_editor(editor, command) as agent,
     ):
         session_id = (await agent.new_session(cwd=str(repo), mcp_servers=[])).session_id
         await agent.set_session_mode(mode_id="ask", session_id=session_id)
@@ -196,7 +196,7 @@ async def test_a_cancelled_prompt_stops_its_deliberation(tmp_path: Path) -> None
 
     editor = Editor()
     async with quick_command(tmp_path / "data", slowly) as command:
-        async with connected(editor, command) as agent:
+        async with connect_editor(editor, command) as agent:
             session_id = (await agent.new_session(cwd=str(repo), mcp_servers=[])).session_id
             pending = asyncio.ensure_future(
                 agent.prompt(session_id=session_id, prompt=[text_block(TASK)])
@@ -230,7 +230,7 @@ async def test_an_invalid_request_is_an_error_with_the_reason(tmp_path: Path) ->
     async with quick_command(tmp_path / "data", by_task) as command:
         config.write_text(f'[llm]\nbase_url = "{command.model_url}"\n', encoding="utf-8")
         command.model_url = ""
-        async with connected(Editor(), command, "--config", str(config)) as agent:
+        async with connect_editor(Editor(), command, "--config", str(config)) as agent:
             with pytest.raises(acp.RequestError, match="is in no git repository; run `git init`"):
                 await agent.new_session(cwd=str(other_folder), mcp_servers=[])
             with pytest.raises(acp.RequestError, match="no session 'nobodys'"):
@@ -241,7 +241,7 @@ async def test_an_invalid_request_is_an_error_with_the_reason(tmp_path: Path) ->
             with pytest.raises(acp.RequestError, match="cannot have image content"):
                 await agent.prompt(session_id=session_id, prompt=[image_block("aGk=", "image/png")])
     command.model_url = "http://127.0.0.1:9/v1"
-    async with connected(Editor(), command) as agent:
+    async with connect_editor(Editor(), command) as agent:
         with pytest.raises(acp.RequestError, match=r"127\.0\.0\.1:9"):
             await agent.new_session(cwd=str(repo), mcp_servers=[])
 
@@ -257,9 +257,9 @@ async def test_an_agent_continues_after_another_agent_stopped_their_shared_serve
         quick_command(tmp_path / "data", by_task) as command,
         AsyncExitStack() as second_window,
     ):
-        async with connected(Editor(), command) as first:
+        async with connect_editor(Editor(), command) as first:
             await first.new_session(cwd=str(repo), mcp_servers=[])
-            agent = await second_window.enter_async_context(connected(editor, command))
+            agent = await second_window.enter_async_context(connect_editor(editor, command))
             session_id = (await agent.new_session(cwd=str(repo), mcp_servers=[])).session_id
             await agent.set_session_mode(mode_id="ask", session_id=session_id)
         with pytest.raises(acp.RequestError, match="cannot be reached"):
@@ -274,11 +274,11 @@ async def test_a_session_is_continued_in_a_new_process(tmp_path: Path) -> None:
     await make_sample_repository(other_repo)
     editor = Editor()
     async with quick_command(tmp_path / "data", _converse) as command:
-        async with connected(Editor(), command) as agent:
+        async with connect_editor(Editor(), command) as agent:
             session_id = (await agent.new_session(cwd=str(repo), mcp_servers=[])).session_id
             await agent.set_session_mode(mode_id="ask", session_id=session_id)
             await agent.prompt(session_id=session_id, prompt=[text_block(TASK)])
-        async with connected(editor, command) as agent:
+        async with connect_editor(editor, command) as agent:
             with pytest.raises(acp.RequestError, match="session/load, or begin one"):
                 await agent.prompt(session_id=session_id, prompt=[text_block("Now add bye()")])
             with pytest.raises(acp.RequestError, match=f"is about {repo}, not about {other_repo}"):
@@ -331,6 +331,6 @@ async def test_a_prompt_without_an_answer_is_shown_as_such(tmp_path: Path) -> No
             process.kill()
             with pytest.raises(ConnectionError):
                 await pending
-        async with connected(editor, command) as agent:
+        async with connect_editor(editor, command) as agent:
             await agent.load_session(cwd=str(repo), session_id=session_id, mcp_servers=[])
     assert editor.text().startswith("This prompt has no answer")

@@ -17,16 +17,16 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 from google.protobuf import json_format
-from served import ALICE, Served, make_command, served
+from served import ALICE, Served, make_command, run_server
 
-from command import by_task, git, scripted, turn
+from command import answer_turns_with, by_task, git, turn
 from moothall.cli.demo import make_sample_repository
 from moothall.forge.watch import is_signed
 from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.agent import agent_pb2_grpc as pb_grpc
 from moothall.pb.shannon.common import common_pb2 as common
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
-from support.agents import read
+from support.agents import read_all
 from support.processes import command_line, descendants
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
@@ -109,7 +109,7 @@ async def agent(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Calle
         return await answer(body, headers)
 
     deliveries: list[tuple[bytes, str]] = []
-    async with scripted_model(scripted(answer_slowly)) as model, hook(deliveries) as url:
+    async with scripted_model(answer_turns_with(answer_slowly)) as model, hook(deliveries) as url:
         command = make_command(folder, model.base_url)
         command.extra["MOOTHALL_TOOLS__PARALLELISM"] = "3"
         command.extra |= {
@@ -117,7 +117,7 @@ async def agent(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Calle
             "MOOTHALL_WEBHOOK__SECRET": "of these tests",
         }
         command.extra["MOOTHALL_WORKSPACE__ALLOWED_ROOTS"] = f'["{folder}"]'
-        async with served(command) as app:
+        async with run_server(command) as app:
             yield Caller(app, deliveries, model)
 
 
@@ -189,7 +189,7 @@ async def test_an_agent_without_a_repository_uses_tools_and_reports_each(agent: 
         pb.AGENT_STATE_COMPLETED,
     ), response.error_message
     assert "+to be done" in json_format.MessageToDict(response.metadata)["diff"]
-    updates = await read(agent.StreamExecuteTask(query))
+    updates = await read_all(agent.StreamExecuteTask(query))
     assert updates[-1].state == pb.AGENT_STATE_COMPLETED
     streamed = [update.tool_call for update in updates if update.HasField("tool_call")]
     results = [update.tool_result for update in updates if update.HasField("tool_result")]
@@ -259,7 +259,7 @@ async def test_a_callers_timeout_ends_unary_and_streaming_calls_alike(
         task_request("WAIT for me", mode=mode, config=pb.AgentConfig(timeout_seconds=4)),
         time.monotonic(),
     )
-    calls = (agent.ExecuteTask(query), read(agent.StreamExecuteTask(query)))
+    calls = (agent.ExecuteTask(query), read_all(agent.StreamExecuteTask(query)))
     for error in await asyncio.gather(*calls, return_exceptions=True):
         assert isinstance(error, grpc.aio.AioRpcError)
         assert (error.code(), str(error.details()).partition(":")[0]) == (

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from command import QUICK, SOLVED, Command, git, most_at_once, scripted, turn
+from command import QUICK, SOLVED, Command, answer_turns_with, git, most_at_once, turn
 from moothall.agents.runner import load
 from moothall.cli.demo import make_sample_repository
 from moothall.testing.model import scripted_model
@@ -117,7 +117,7 @@ async def test_the_nine_examples_fail_before_and_pass_after_with_at_most_four_ru
                 subprocess.run, argv, cwd=repo, capture_output=True, check=False
             )
             assert red.returncode, f"{spec.name} passes before any work: {validation}"
-    async with scripted_model(scripted(work)) as model:
+    async with scripted_model(answer_turns_with(work)) as model:
         command = Command(tmp_path / "data", model.base_url, QUICK)
         result = await command(
             "agents",
@@ -171,7 +171,7 @@ async def test_an_agent_over_its_memory_limit_is_stopped_and_restarted_by_its_po
         "4_000_000))\n"
     )
     hogging = turn("files.write", path="tests/test_hog.py", content=test)
-    async with scripted_model(scripted(lambda *_: hogging)) as model:
+    async with scripted_model(answer_turns_with(lambda *_: hogging)) as model:
         command = Command(tmp_path / "data", model.base_url, QUICK)
         result = await command("agents", "run", str(files), "--repo", str(repo), "--json")
     assert result.code == 1
@@ -214,7 +214,7 @@ async def test_a_slow_agent_is_stopped_and_an_undeclared_tool_is_refused_and_aud
             return '{"thought": "", "finish": "I may not."}'
         return write(done_txt="x\n")
 
-    async with scripted_model(scripted(answer_slowly)) as model:
+    async with scripted_model(answer_turns_with(answer_slowly)) as model:
         command = Command(tmp_path / "data", model.base_url, QUICK)
         result = await command(
             "agents", "run", str(files), "--repo", str(repo), "--json", seconds=540
@@ -257,7 +257,7 @@ async def test_an_agent_paused_from_another_shell_stays_paused_after_a_kill_and_
             return turn("files.list")
         return work(body, headers)
 
-    async with scripted_model(scripted(slowly)) as model:
+    async with scripted_model(answer_turns_with(slowly)) as model:
         command = Command(tmp_path / "data", model.base_url, QUICK)
         run = (
             "agents",
@@ -308,7 +308,7 @@ async def test_an_agent_stopped_from_another_shell_ends_and_is_not_restarted(
         await asyncio.Event().wait()
         return ""
 
-    async with scripted_model(scripted(never)) as model:
+    async with scripted_model(answer_turns_with(never)) as model:
         command = Command(tmp_path / "data", model.base_url, QUICK)
         first = await command.start(
             "agents", "run", str(EXAMPLES / "refactoring.yaml"), "--repo", str(repo), "--json"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from command import QUICK, Command, most_at_once, scripted, turn
+from command import QUICK, Command, answer_turns_with, most_at_once, turn
 from moothall.testing.model import call_id_of, scripted_model
 from support.repos import make_repo
 
@@ -48,7 +48,7 @@ async def test_at_most_four_of_thirty_agents_run_concurrently(tmp_path: Path) ->
         assert match
         return turn("files.write", path=match[1], content="x\n")
 
-    async with scripted_model(scripted(answer)) as model:
+    async with scripted_model(answer_turns_with(answer)) as model:
         command = Command(tmp_path / "data", model.base_url, QUICK)
         run = (
             "agents",

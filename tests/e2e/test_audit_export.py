@@ -16,7 +16,7 @@ import grpc.aio
 import pytest
 from opentelemetry.proto.collector.logs.v1 import logs_service_pb2, logs_service_pb2_grpc
 
-from command import Command, by_task, scripted
+from command import Command, answer_turns_with, by_task
 from moothall.cli.demo import make_sample_repository
 from moothall.testing.model import scripted_model
 
@@ -73,7 +73,10 @@ async def test_audit_records_are_exported_to_a_collector_and_a_file_and_old_ones
     tmp_path: Path,
 ) -> None:
     await make_sample_repository(tmp_path / "repo")
-    async with scripted_model(scripted(by_task)) as model, receiving() as (receiver, endpoint):
+    async with (
+        scripted_model(answer_turns_with(by_task)) as model,
+        receiving() as (receiver, endpoint),
+    ):
         extra = {
             "MOOTHALL_GUARD__AUDIT_EXPORTER": "otlp",
             "MOOTHALL_TRACE__ENDPOINT": endpoint,

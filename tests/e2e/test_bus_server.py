@@ -22,7 +22,7 @@ from moothall.events.delivery import BusLimits
 from moothall.events.nats.connection import connection, without_credentials
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
 from moothall.events.nats.server import embedded_server
-from support.servers import free_port, relayed
+from support.servers import free_port, relay_port
 
 pytestmark = pytest.mark.e2e
 
@@ -130,7 +130,7 @@ async def test_a_server_that_starts_later_is_waited_for(tmp_path: Path) -> None:
             waiting = open_bus(SETTINGS.model_copy(update={"wait_seconds": 60.0}), later_url)
             bus = tasks.create_task(stack.enter_async_context(waiting))
             await asyncio.sleep(0.1)  # the attempt may come before or after this: both must work
-            await stack.enter_async_context(relayed(("127.0.0.1", parts.port or 0), port=port))
+            await stack.enter_async_context(relay_port(("127.0.0.1", parts.port or 0), port=port))
         assert (await bus.result().state("EVENTS")).last_seq == 0
 
 

@@ -21,7 +21,7 @@ from moothall.events.nats import accounts
 from moothall.events.nats.accounts import USERS
 from moothall.events.nats.connection import connection
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
-from support.accounts import App, refused, served
+from support.accounts import App, run_accounts_server, try_operation
 from support.tool_server import open_tool_server
 
 pytestmark = pytest.mark.e2e
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.e2e
 @pytest.fixture
 async def app(tmp_path: Path) -> AsyncIterator[App]:
     accounts.create_account_files(tmp_path / "keys")
-    async with served(tmp_path, tmp_path / "keys") as app:
+    async with run_accounts_server(tmp_path, tmp_path / "keys") as app:
         yield app
 
 
@@ -168,7 +168,7 @@ _HOST = "$JS.API.CONSUMER.{}.WORK.host-dev"
 async def test_no_role_may_publish_the_subjects_of_another(
     app: App, user: str, subject: str
 ) -> None:
-    assert "permissions violation for publish" in await refused(app.of(user), publish=subject)
+    assert "permissions violation for publish" in await try_operation(app.of(user), publish=subject)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ async def test_no_role_may_publish_the_subjects_of_another(
     ],
 )
 async def test_nobody_receives_messages_of_others(app: App, user: str, subject: str) -> None:
-    assert "permissions violation for subscription" in await refused(
+    assert "permissions violation for subscription" in await try_operation(
         app.of(user), subscribe=subject
     )
 

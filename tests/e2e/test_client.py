@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from command import QUICK, Command, git, scripted, turn
+from command import QUICK, Command, answer_turns_with, git, turn
 from moothall import AsyncClient, Client
 from moothall.client import ConfigurationOptions, DeliberationStatus, EventType, EvidenceLevel
 from moothall.errors import (
@@ -246,7 +246,7 @@ async def test_the_examples_of_the_documentation_run(
 async def test_a_local_client_runs_the_server_in_its_own_process(
     environment: Path, repo: Path
 ) -> None:
-    async with scripted_model(scripted(_propose)) as model:
+    async with scripted_model(answer_turns_with(_propose)) as model:
         local = AsyncClient.local(
             base_url=model.base_url, model="scripted", data_dir=environment, ray={"mode": "process"}
         )
@@ -288,7 +288,9 @@ async def test_an_evaluation_measures_configurations_on_a_history(
     lines: list[str] = []
 
     def write(text: str) -> Answer:
-        return scripted(lambda _body, _headers: turn("files.write", path="shop.py", content=text))
+        return answer_turns_with(
+            lambda _body, _headers: turn("files.write", path="shop.py", content=text)
+        )
 
     async with (
         scripted_model(write(project.right)) as right,
@@ -332,8 +334,8 @@ async def test_the_settings_file_is_read_and_its_key_is_sent_only_to_its_own_ser
     file = tmp_path / "config" / "moothall" / "config.toml"
     file.parent.mkdir(parents=True)
     async with (
-        scripted_model(scripted(_propose)) as first,
-        scripted_model(scripted(_propose)) as second,
+        scripted_model(answer_turns_with(_propose)) as first,
+        scripted_model(answer_turns_with(_propose)) as second,
     ):
         first.api_key = "sk-of-first"
         file.write_text(
@@ -358,7 +360,7 @@ async def test_the_settings_file_is_read_and_its_key_is_sent_only_to_its_own_ser
 
 
 async def test_errors_of_a_local_client_are_raised_unchanged(environment: Path) -> None:
-    async with scripted_model(scripted(_propose)) as model:
+    async with scripted_model(answer_turns_with(_propose)) as model:
         with pytest.raises(NotFound):
             async with AsyncClient.local(base_url=model.base_url, data_dir=environment) as client:
                 await client.result("no-such-task")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import make_command, served
+from served import make_command, run_server
 
 from command import Command
 from moothall.config import BusSettings, SandboxSettings
@@ -210,7 +210,7 @@ async def test_a_server_with_inheritable_descriptors_passes_them_to_no_child_pro
     command.extra["PATH"] = f"{wrapped.parent}:{os.environ['PATH']}"
     with leak(tmp_path) as leaked:
         command.pass_fds = leaked.descriptors
-        async with served(command) as app:
+        async with run_server(command) as app:
             listed = Path(f"/proc/{app.pid}/fd").iterdir()
             assert (
                 sum(path.name in {str(fd) for fd in leaked.descriptors} for path in listed) == COUNT

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from command import QUICK, Command, scripted, turn
+from command import QUICK, Command, answer_turns_with, turn
 from moothall.testing.model import Answer, ScriptedModel, scripted_model
 from support.history import PROJECTS, Project, make_history
 
@@ -28,7 +28,7 @@ def _writing_seats(project: Project, text: str) -> Answer:
         del body, headers
         return turn("files.write", path=project.source, content=text)
 
-    return scripted(propose)
+    return answer_turns_with(propose)
 
 
 def _settings(path: Path, server: ScriptedModel) -> str:

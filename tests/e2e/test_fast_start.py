@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from command import Command, by_task, git, scripted
+from command import Command, answer_turns_with, by_task, git
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
 from support.processes import command_line, descendants
 
@@ -43,7 +43,7 @@ async def test_logs_of_a_host_beside_a_command_stay_in_its_file(
 ) -> None:
     command = Command(tmp_path / "data", model.base_url)
     # Its reply mode is probed, which a host logs.
-    async with scripted_model(scripted(by_task)) as other_model:
+    async with scripted_model(answer_turns_with(by_task)) as other_model:
         command.model_url = other_model.base_url
         result = await command("deliberate", "--text", "--agents", "1", "--json", "Write a HAIKU")
     assert result.code == 3, result.err
@@ -126,7 +126,7 @@ async def test_a_command_with_closed_output_serves_other_commands_until_they_end
 async def test_an_unusable_model_ends_the_start_with_exit_code_2(
     args: tuple[str, ...], tmp_path: Path
 ) -> None:
-    async with scripted_model(scripted(by_task), api_key="right") as locked:
+    async with scripted_model(answer_turns_with(by_task), api_key="right") as locked:
         root = locked.base_url.removesuffix("/v1")
         key = {"MOOTHALL_LLM__API_KEY": "right"}
         unreachable: tuple[tuple[str, dict[str, str], str], ...] = (
@@ -168,7 +168,7 @@ async def test_a_starting_model_server_is_waited_for_if_configured(
             line := await process.stderr.readline()
         ):
             assert line, "it ended"
-    async with scripted_model(scripted(by_task), port=port):
+    async with scripted_model(answer_turns_with(by_task), port=port):
         _, stderr = await asyncio.wait_for(process.communicate(), 100)
     assert process.returncode == 3, stderr.decode()
 
@@ -207,7 +207,7 @@ async def test_a_command_killed_with_sigkill_resumes_where_it_was(
             await asyncio.Event().wait()
         return by_task(body, headers)
 
-    async with scripted_model(scripted(answer)) as server:  # type: ignore[arg-type]  # a coroutine is a valid answer
+    async with scripted_model(answer_turns_with(answer)) as server:  # type: ignore[arg-type]  # a coroutine is a valid answer
         command = Command(tmp_path / "data", server.base_url)
         args = ("deliberate", "--repo", str(repo), "--agents", "2", "--task-id", "cut-off", TASK)
         process = await command.start(*args, "-v")

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from served import make_command, served
+from served import make_command, run_server
 
-from command import Command, by_task, git, mounts_below, scripted
+from command import Command, answer_turns_with, by_task, git, mounts_below
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
 from support.processes import all_gone, command_line, descendants
 
@@ -95,7 +95,7 @@ async def test_children_of_a_killed_command_end_and_the_next_run_finishes_the_wo
     assert await all_gone(children, 150) == []
     assert mounts_below(tmp_path) == []
     # The same model replies now: the recorded request is resumed and decided.
-    async with scripted_model(scripted(_answer_normally)) as cured:
+    async with scripted_model(answer_turns_with(_answer_normally)) as cured:
         result = await Command(tmp_path / "data", cured.base_url, host_settings)(*args, hanging)
     assert result.code == 0, result.err
     assert result.document["task_id"] == "killed"
@@ -127,7 +127,7 @@ async def test_processes_left_by_a_killed_server_are_ended_by_the_next(
             process.suspend()
     server.kill()
     await asyncio.gather(server.wait(), client.communicate())
-    async with served(command):
+    async with run_server(command):
         ours = [
             process
             for process in children
@@ -176,7 +176,7 @@ async def slow_model() -> AsyncIterator[ScriptedModel]:
         await asyncio.sleep(2)
         return by_task(body, headers)
 
-    async with scripted_model(scripted(slowly)) as server:
+    async with scripted_model(answer_turns_with(slowly)) as server:
         yield server
 
 

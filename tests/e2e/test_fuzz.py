@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from served import ALICE, EVE, Served, make_command, served
+from served import ALICE, EVE, Served, make_command, run_server
 
 from moothall.app import preflight
 from moothall.config import BusSettings
@@ -87,7 +87,7 @@ async def test_the_server_survives_ten_thousand_malformed_messages(
 ) -> None:
     command = make_command(tmp_path, model.base_url)
     command.extra["MOOTHALL_LIMITS__DELIBERATION_SECONDS"] = "20"
-    async with served(command) as app:
+    async with run_server(command) as app:
         processes_before = _processes(app.pid)
         address = preflight.find(command.data_dir)
         assert address is not None
@@ -292,7 +292,7 @@ def _malformed_messages(dice: random.Random) -> Iterator[tuple[str, bytes]]:
                 kind, data = dice.choice(honest)
                 if subject.startswith("agent.requests"):
                     kind, data = EventType.DELIBERATION_REQUESTED, request
-                data = _damaged(dice, {**data, "task_id": task})
+                data = _damage(dice, {**data, "task_id": task})
                 event = new_event(
                     kind,
                     task,
@@ -304,18 +304,18 @@ def _malformed_messages(dice: random.Random) -> Iterator[tuple[str, bytes]]:
                 yield (
                     subject,
                     json.dumps(
-                        _damaged(dice, document) if dice.random() < 0.2 else document
+                        _damage(dice, document) if dice.random() < 0.2 else document
                     ).encode(),
                 )
 
 
-def _damaged(dice: random.Random, value: dict[str, Any]) -> dict[str, Any]:
+def _damage(dice: random.Random, value: dict[str, Any]) -> dict[str, Any]:
     """Return the object with something missing or altered somewhere."""
     changed = dict(value)
     for name in dice.sample(sorted(changed), min(len(changed), dice.choice((0, 1, 1, 2)))):
         inner = changed[name]
         if isinstance(inner, dict) and dice.random() < 0.6:
-            changed[name] = _damaged(dice, inner)
+            changed[name] = _damage(dice, inner)
         elif dice.random() < 0.3:
             del changed[name]
         else:

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 TASK = "Add hello_world() function to src/utils.py"
 
 
-async def _delivered(command: Command, repo: Path) -> Any:
+async def _deliver_change(command: Command, repo: Path) -> Any:
     result = await command("deliberate", "--repo", str(repo), "--agents", "2", "--json", TASK)
     assert result.code == 0, result.err
     return result.document
@@ -44,7 +44,7 @@ async def test_a_line_of_a_delivered_file_leads_to_its_full_provenance(
     command: Command, repo: Path
 ) -> None:
     """One query to the running `serve`."""
-    outcome = await _delivered(command, repo)
+    outcome = await _deliver_change(command, repo)
     branch = str(outcome["branch"])
     lines = git(repo, "show", f"{branch}:src/utils.py").splitlines()
     number = next(place for place, line in enumerate(lines, 1) if "def hello_world" in line)
@@ -73,7 +73,7 @@ async def test_earlier_deliberations_are_the_context_of_the_next_task(
     command: Command, repo: Path
 ) -> None:
     """GetTaskContext over gRPC, from the graph of the server."""
-    outcome = await _delivered(command, repo)
+    outcome = await _deliver_change(command, repo)
     await _eventually(command, "task_context", f"repository={await _repository(command, outcome)}")
     later_run = await command(
         "deliberate", "--repo", str(repo), "--agents", "1", "--json", f"{TASK} WRONG"
@@ -161,7 +161,7 @@ async def test_without_a_server_queries_work_and_a_rebuild_gives_the_same_graph(
     command: Command, repo: Path, tmp_path: Path
 ) -> None:
     own_command = Command(tmp_path / "server", command.model_url)
-    outcome = await _delivered(own_command, repo)
+    outcome = await _deliver_change(own_command, repo)
     document = await _eventually(own_command, "deliberation", f"task_id={outcome['task_id']}")
     assert document[0]["deliberation"]["status"] == "COMPLETED"
     counts_before = (await own_command("graph", "show", "--json")).document

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from command import QUICK, SOLVED, WRONG, Command, scripted, turn
+from command import QUICK, SOLVED, WRONG, Command, answer_turns_with, turn
 from moothall.cli.demo import make_sample_repository
 from moothall.sandbox.bubblewrap import interpreter
 from moothall.testing.model import Answer, ScriptedModel, scripted_model, seat_of
@@ -79,7 +79,7 @@ async def test_built_in_and_foreign_agents_share_a_council_and_a_report(tmp_path
         is_wrong = seat_of(headers).endswith(("1", "2"))
         return turn("files.append", path="src/utils.py", content=WRONG if is_wrong else SOLVED)
 
-    async with model_of(scripted(propose)) as model:
+    async with model_of(answer_turns_with(propose)) as model:
         command, repo = await prepare(tmp_path, model)
         code, outcome = await deliberate(command, repo, "--agents", "4", "--model", "default,crew")
     assert code == 0, outcome
@@ -104,7 +104,7 @@ async def test_a_foreign_agent_finds_no_key_no_network_and_no_private_file(tmp_p
         fix = {"tool": "ask", "args": {"path": "src/utils.py", "content": SOLVED}}
         return DONE if turns_of(body) else json.dumps({"actions": [probe, fix]})
 
-    async with model_of(scripted(propose)) as model:
+    async with model_of(answer_turns_with(propose)) as model:
         command, repo = await prepare(tmp_path, model)
         code, outcome = await deliberate(command, repo, "--agents", "1", "--model", "crew")
         assert all(call.headers["Authorization"] == f"Bearer {KEY}" for call in model.requests)
@@ -155,7 +155,7 @@ async def test_calls_before_a_kill_are_not_repeated(tmp_path: Path) -> None:
 async def test_a_missing_program_is_reported_with_the_searched_setting(
     tmp_path: Path,
 ) -> None:
-    async with model_of(scripted(lambda *_: FIX)) as model:
+    async with model_of(answer_turns_with(lambda *_: FIX)) as model:
         command, repo = await prepare(tmp_path, model)
         code, outcome = await deliberate(command, repo, "--agents", "1", "--model", "lost")
     assert code == 2, outcome

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from command import SOLVED, Command, git, scripted, turn
+from command import SOLVED, Command, answer_turns_with, git, turn
 from moothall.authorization.rules import policies_folder
 from moothall.cli.demo import make_sample_repository
 from moothall.testing.model import Answer, Fault, scripted_model
@@ -51,7 +51,7 @@ async def test_changes_made_by_an_mcp_tool_are_in_the_winners_diff(tmp_path: Pat
         "tools": {"get": {"danger": "read"}},
     }
     async with scripted_model(
-        scripted(writing((repo / "src/utils.py").read_text(encoding="utf-8") + SOLVED))
+        answer_turns_with(writing((repo / "src/utils.py").read_text(encoding="utf-8") + SOLVED))
     ) as model:
         command = Command(tmp_path / "data", model.base_url)
         command.extra = {

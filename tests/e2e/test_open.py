@@ -13,14 +13,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from command import Command, by_task, scripted
+from command import Command, answer_turns_with, by_task
 from moothall.testing.model import scripted_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 
 @asynccontextmanager
-async def _opened(command: Command, opened: Path, *args: str) -> AsyncIterator[str]:
+async def _run_open(command: Command, opened: Path, *args: str) -> AsyncIterator[str]:
     """Run a command that serves until the context ends; yield the URL that its browser received."""
     server = await command.start(*args, stdout=asyncio.subprocess.DEVNULL)
     assert server.stderr is not None
@@ -53,7 +53,7 @@ async def test_the_page_is_opened_by_a_new_server_and_by_a_running_one(
     opened, browser = tmp_path / "opened", tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" >> {opened}\n')
     browser.chmod(0o755)
-    async with scripted_model(scripted(by_task)) as model:
+    async with scripted_model(answer_turns_with(by_task)) as model:
         extra = {
             "BROWSER": f"{browser} %s",
             "MOOTHALL_RAY__MODE": "process",
@@ -65,7 +65,7 @@ async def test_the_page_is_opened_by_a_new_server_and_by_a_running_one(
             model.base_url,
             extra | {"MOOTHALL_GRPC__PORT": "0", "MOOTHALL_METRICS__ENABLED": "false"},
         )
-        async with _opened(command, opened, "open") as link:
+        async with _run_open(command, opened, "open") as link:
             assert (await _follow(link))[0] == "/"
             second_link = await command("open", "--no-browser")
             assert second_link.code == 0, second_link.err

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import yaml
-from served import served
+from served import run_server
 
 from command import QUICK, Command
 from moothall.testing.model import ScriptedModel
@@ -65,7 +65,7 @@ async def app(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) ->
             "MOOTHALL_HTTP__ALLOW": json.dumps([server.url.removeprefix("http://")]),
         }
         command = Command(folder / "data", model.base_url, settings)
-        async with served(command):
+        async with run_server(command):
             yield App(command.served_at, server.url, sha, command.data_dir / "token")
         assert Repo(folder / "git/acme/app").git("branch", "--list", "moothall/*") == "", (
             "nothing is pushed without a request"

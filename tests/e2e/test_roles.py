@@ -30,7 +30,7 @@ from moothall.graph.store import BusGraphClient
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from moothall.testing.model import ScriptedModel
-from support.accounts import served
+from support.accounts import run_accounts_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -113,7 +113,7 @@ async def cluster(
     folder = tmp_path_factory.mktemp("roles")
     accounts.create_account_files(folder / "keys")
     async with AsyncExitStack() as stack:
-        app = await stack.enter_async_context(served(folder, folder / "keys"))
+        app = await stack.enter_async_context(run_accounts_server(folder, folder / "keys"))
         base = make_command(folder, model.base_url)
         base.extra |= {
             "MOOTHALL_BUS__URL": app.url,
@@ -177,7 +177,7 @@ async def deliberate(
     raise AssertionError("API unreachable")
 
 
-async def decided(bus: JetStreamBus, task_id: str) -> list[Any]:
+async def decisions_of(bus: JetStreamBus, task_id: str) -> list[Any]:
     topic = (Channel.RESPONSES.of(f"team-a_{task_id}"),)
     return [
         recorded.event
@@ -200,7 +200,7 @@ async def test_a_deliberation_submitted_to_one_api_is_answered_by_the_other(
     assert [result.proposal.content for result in other_answer.results] == [
         result.proposal.content for result in answer.results
     ]
-    assert len(await decided(cluster.bus, "one-1")) == 1
+    assert len(await decisions_of(cluster.bus, "one-1")) == 1
 
 
 async def test_after_a_kill_of_the_graph_writer_the_other_has_all_data(
@@ -247,7 +247,7 @@ async def test_both_collectors_and_both_planners_share_the_work(cluster: Cluster
             await wait_until_decided(cluster, [task for of in tasks for task in of])
             story += 4
     for task in (f"share-{round_}-{n}" for round_ in range(0, submitted, 4) for n in range(4)):
-        assert len(await decided(cluster.bus, task)) == 1
+        assert len(await decisions_of(cluster.bus, task)) == 1
 
 
 @pytest.mark.parametrize("killed", [0, 1])
@@ -267,7 +267,7 @@ async def test_killing_a_collector_and_planner_neither_loses_nor_repeats_work(
         assert {answer.result().status for answer in answers} == {pb.DELIBERATION_STATUS_COMPLETED}
         await wait_until_decided(cluster, tasks)
         for task in (*names, *tasks):
-            assert len(await decided(cluster.bus, task)) == 1
+            assert len(await decisions_of(cluster.bus, task)) == 1
         ends: list[str] = []
         async with asyncio.timeout(120):
             while len(ends) < 4:
@@ -300,7 +300,7 @@ async def test_restarting_every_role_under_load_loses_no_call(
         await asyncio.gather(*callers)
     assert len(task_ids) > 2
     for task_id in task_ids:
-        assert len(await decided(cluster.bus, task_id)) == 1
+        assert len(await decisions_of(cluster.bus, task_id)) == 1
 
 
 async def plan_story(cluster: Cluster, name: str) -> list[str]:
@@ -326,7 +326,7 @@ async def plan_story(cluster: Cluster, name: str) -> list[str]:
 async def wait_until_decided(cluster: Cluster, tasks: Sequence[str]) -> None:
     """Wait until all tasks have ended."""
     async with asyncio.timeout(180):
-        while not all([await decided(cluster.bus, task) for task in tasks]):
+        while not all([await decisions_of(cluster.bus, task) for task in tasks]):
             await asyncio.sleep(0.2)
 
 

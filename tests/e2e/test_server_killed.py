@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import grpc.aio
 import pytest
-from served import ALICE, Served, make_command, served
+from served import ALICE, Served, make_command, run_server
 
 from moothall.config import BusSettings
 from moothall.domain.event import Channel, EventType
@@ -58,7 +58,7 @@ async def dependencies(
         ):
             await stack.enter_async_context(end)
             command = replace(base, extra=base.extra | {"MOOTHALL_SERVE__ONLY": role})
-            app = await end.enter_async_context(served(command, end_signal))
+            app = await end.enter_async_context(run_server(command, end_signal))
             channel = await stack.enter_async_context(
                 grpc.aio.insecure_channel(app.command.served_at)
             )  # it outlives the API server
@@ -70,7 +70,7 @@ async def dependencies(
 async def hosting(app: Served) -> AsyncIterator[None]:
     """A host that takes work beside the API servers."""
     command = replace(app.command, extra=app.command.extra | {"MOOTHALL_SERVE__ONLY": '["hosts"]'})
-    async with served(command):
+    async with run_server(command):
         yield
 
 

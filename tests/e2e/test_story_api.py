@@ -14,9 +14,9 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
-from served import make_command, served
+from served import make_command, run_server
 
-from command import Command, scripted, turn
+from command import Command, answer_turns_with, turn
 from moothall.testing.model import scripted_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
@@ -51,7 +51,7 @@ def answer(_body: dict[str, Any], _headers: Mapping[str, str]) -> str:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def own_command(tmp_path: Path) -> AsyncIterator[Command]:
-    async with scripted_model(scripted(answer)) as server:
+    async with scripted_model(answer_turns_with(answer)) as server:
         command = make_command(tmp_path, server.base_url)
         command.extra["MOOTHALL_WEB__PORT"] = "0"
         (tmp_path / "tokens.toml").write_text(TOKENS, encoding="utf-8")
@@ -103,7 +103,7 @@ async def test_a_story_is_carried_to_its_commit_over_the_json_api(
     added = await own_command("repo", "add", str(repo), "--id", "project", "--tenant", "team-p")
     assert added.code == 0, added.err
     session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {PERSON}"})
-    async with served(own_command) as app, session, asyncio.timeout(240):
+    async with run_server(own_command) as app, session, asyncio.timeout(240):
         url = f"http://{app.web}"
 
         async def ask(method: str, path: str, body: Any = None, **headers: str) -> Any:

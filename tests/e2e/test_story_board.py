@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from served import make_command, served
+from served import make_command, run_server
 from texts import AC, TOKENS, Person, by_words, make_repository
 
-from command import Command, git, scripted
+from command import Command, answer_turns_with, git
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as orchestrator
 from moothall.testing.model import scripted_model
 
@@ -29,7 +29,7 @@ def repo(tmp_path: Path) -> Path:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def own_command(tmp_path: Path) -> AsyncIterator[Command]:
-    async with scripted_model(scripted(by_words)) as server:
+    async with scripted_model(answer_turns_with(by_words)) as server:
         command = make_command(tmp_path, server.base_url)
         (tmp_path / "tokens.toml").write_text(TOKENS, encoding="utf-8")
         yield command
@@ -40,7 +40,7 @@ async def test_a_story_is_built_rejected_and_completed_across_a_restart(
 ) -> None:
     added = await own_command("repo", "add", str(repo), "--id", "project", "--tenant", "team-p")
     assert added.code == 0, added.err
-    async with served(own_command) as app:
+    async with run_server(own_command) as app:
         person = Person(app)
         await person.create(
             "As a writer, I want texts in upper and lower case, so that I need not retype them."
@@ -48,7 +48,7 @@ async def test_a_story_is_built_rejected_and_completed_across_a_restart(
         await person.move("refine", "submit")
         await person.move_once_allowed("accept_design")
         await person.wait_for_state("test")
-    async with served(own_command) as app:  # the check of the whole story continues or starts
+    async with run_server(own_command) as app:  # the check of the whole story continues or starts
         person = Person(app, person.story_id)
         await person.move_once_allowed("accept_test")
         branch = f"moothall/team-p_{person.story_id}"
@@ -73,7 +73,7 @@ async def test_the_changes_of_two_tasks_are_merged(
 ) -> None:
     added = await own_command("repo", "add", str(repo), "--id", "project", "--tenant", "team-p")
     assert added.code == 0, added.err
-    async with served(own_command) as app:
+    async with run_server(own_command) as app:
         person = Person(app)
         await person.create(
             "As a writer, I want texts in upper and lower case, so that I need not retype them."
@@ -155,7 +155,7 @@ async def test_a_story_is_completed_on_the_command_line(
     submitted = await own_command("story", "approve", story)
     assert submitted.out == "design\n"
     assert "nothing works on stories now" in submitted.err
-    async with served(own_command):
+    async with run_server(own_command):
         async with asyncio.timeout(90):
             while (planned := await own_command("story", "plan", story)).code:
                 await asyncio.sleep(0.2)

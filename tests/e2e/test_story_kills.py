@@ -14,10 +14,10 @@ from typing import Any
 import grpc.aio
 import pytest
 import pytest_asyncio
-from served import Served, make_command, served
+from served import Served, make_command, run_server
 from texts import CHECK, PERSON, TOKENS, Person, by_words, make_repository
 
-from command import Command, git, scripted, task_of
+from command import Command, answer_turns_with, git, task_of
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as orchestrator
 from moothall.testing.model import scripted_model
 
@@ -55,7 +55,7 @@ def model() -> Model:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def own_command(tmp_path: Path, model: Model) -> AsyncIterator[Command]:
-    async with scripted_model(scripted(model.answer)) as server:
+    async with scripted_model(answer_turns_with(model.answer)) as server:
         command = make_command(tmp_path, server.base_url)
         command.extra["MOOTHALL_WEB__PORT"] = "0"
         (tmp_path / "tokens.toml").write_text(TOKENS, encoding="utf-8")
@@ -94,7 +94,9 @@ async def test_a_story_survives_a_kill_at_every_stage(  # noqa: PLR0915 - stage 
             assert await person.current_board() == last_board
         return person
 
-    async with served(own_command, signal.SIGKILL) as app:  # the design's council has its request
+    async with run_server(
+        own_command, signal.SIGKILL
+    ) as app:  # the design's council has its request
         person = await stage(app)
         await person.create(
             "As a writer, I want texts in upper and lower case, so that I need not retype them."
@@ -104,32 +106,32 @@ async def test_a_story_survives_a_kill_at_every_stage(  # noqa: PLR0915 - stage 
         await person.move("refine", "submit")
         await model.wait_for_call()
         last_board = await person.current_board()
-    async with served(own_command, signal.SIGKILL) as app:  # its tasks are in progress
+    async with run_server(own_command, signal.SIGKILL) as app:  # its tasks are in progress
         person = await stage(app)
         model.hold("the first")
         await person.move_once_allowed("accept_design")
         await model.wait_for_call()
         last_board = await person.current_board()
     # The last task, based on the merged work of two others.
-    async with served(own_command, signal.SIGKILL) as app:
+    async with run_server(own_command, signal.SIGKILL) as app:
         person = await stage(app)
         model.hold("the last")
         await model.wait_for_call()
         last_board = await person.current_board()
-    async with served(own_command, signal.SIGKILL) as app:  # the whole story is checked
+    async with run_server(own_command, signal.SIGKILL) as app:  # the whole story is checked
         person = await stage(app)
         await person.wait_for_state("test")
         await wait_until_running(app, story_id)
         last_board = await person.current_board()
-    async with served(own_command, signal.SIGKILL) as app:  # a move is acknowledged
+    async with run_server(own_command, signal.SIGKILL) as app:  # a move is acknowledged
         person = await stage(app)
         await person.move_once_allowed("accept_test")
         last_board = await person.current_board()
-    async with served(own_command, signal.SIGKILL) as app:  # it is done, and about to be merged
+    async with run_server(own_command, signal.SIGKILL) as app:  # it is done, and about to be merged
         person = await stage(app)
         assert (await person.move("accept")).state == "done"
         last_board = await person.current_board()
-    async with served(own_command) as app:
+    async with run_server(own_command) as app:
         person = await stage(app)
         check = (await person.wait_for_state("done")).check
         assert (await person.delivery_record())["status"] == "merged"

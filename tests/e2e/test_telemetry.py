@@ -18,7 +18,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from command import Command, by_task, scripted
+from command import Command, answer_turns_with, by_task
 from moothall.cli.demo import make_sample_repository
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
@@ -106,7 +106,7 @@ async def receiving() -> AsyncIterator[tuple[Receiver, grpc.aio.Server, str]]:
 
 
 @asynccontextmanager
-async def served(command: Command) -> AsyncIterator[str]:
+async def run_server(command: Command) -> AsyncIterator[str]:
     """Run `serve`; yield the URL of its metrics."""
     process = await command.start("serve", "--port", "0")
     assert process.stderr is not None
@@ -170,7 +170,7 @@ async def test_one_trace_covers_a_call_and_each_model_and_tool_call(tmp_path: Pa
     await make_sample_repository(repo)
     (tmp_path / "headers").write_text(f"x-key={SECRET}\n", encoding="utf-8")
     async with (
-        scripted_model(scripted(by_task)) as model,
+        scripted_model(answer_turns_with(by_task)) as model,
         receiving() as (receiver, server, endpoint),
     ):
         extra = {
@@ -186,7 +186,7 @@ async def test_one_trace_covers_a_call_and_each_model_and_tool_call(tmp_path: Pa
         }
         command = Command(tmp_path / "data", model.base_url, extra)
         registered = (await command("repo", "add", str(repo), "--json")).document["id"]
-        async with served(command) as figures:
+        async with run_server(command) as figures:
             response = await deliberate(
                 command,
                 task_description=f"{TASK} {SECRET}",

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from served import served
+from served import run_server
 
-from command import QUICK, SOLVED, Command, scripted, turn
+from command import QUICK, SOLVED, Command, answer_turns_with, turn
 from moothall.testing.model import ScriptedModel, phase_of, scripted_model, seat_of
 from support.kube.older_images import extract_source
 from support.kube.programs import Missing
@@ -48,7 +48,7 @@ class Seats:
 @pytest_asyncio.fixture(loop_scope="session")
 async def seats() -> AsyncIterator[tuple[Seats, ScriptedModel]]:
     seats = Seats()
-    async with scripted_model(scripted(seats.propose)) as model:
+    async with scripted_model(answer_turns_with(seats.propose)) as model:
         yield seats, model
         seats.open.set()
 
@@ -123,7 +123,7 @@ async def test_a_running_deliberation_of_an_older_version_is_finished(
     ((first, calls),) = script.answered.items()
 
     script.open.set()
-    async with served(current), asyncio.timeout(180):
+    async with run_server(current), asyncio.timeout(180):
         while not (details := (await current("show", TASK, "--json")).document).get("winner_id"):
             await asyncio.sleep(1)
     assert details["status"] == "COMPLETED", details

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from command import SOLVED, WRONG, Command, scripted, task_of, turn
+from command import SOLVED, WRONG, Command, answer_turns_with, task_of, turn
 from moothall.config import environment
 from moothall.testing.model import Fault, scripted_model
 from support.forge import REPOSITORY, Place, fake_forge, place_of
@@ -54,7 +54,7 @@ async def watch(place: Place, tmp_path: Path) -> AsyncIterator[Command]:
     """The command with the settings of a forge."""
     token = tmp_path / "token"
     token.write_text(place.tokens["moothall-bot"] + "\n", encoding="utf-8")
-    async with scripted_model(scripted(propose)) as model:
+    async with scripted_model(answer_turns_with(propose)) as model:
         yield Command(
             tmp_path / "data",
             model.base_url,

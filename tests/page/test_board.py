@@ -8,7 +8,7 @@ import re
 
 import pytest
 from playwright.async_api import Browser, Response, expect
-from served import Served, served
+from served import Served, run_server
 from steps import check_appearance
 
 from command import Command
@@ -38,7 +38,7 @@ async def fill(app: Served, user: Reader, count: int) -> list[str]:
 async def test_a_load_fetches_the_board_once_and_a_change_a_fragment(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user, reader(chromium) as other_user:
+    async with run_server(command) as app, reader(chromium) as user, reader(chromium) as other_user:
         await user.sign_in(app.link)
         [first, *_] = await fill(app, user, 40)
         await other_user.take_session(user)
@@ -77,7 +77,7 @@ async def test_a_column_scrolls_by_itself_and_loads_its_older_cards(
     chromium: Browser, command: Command
 ) -> None:
     async with (
-        served(command) as app,
+        run_server(command) as app,
         reader(chromium) as user,
         reader(chromium, scripts=False) as plain,
     ):

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from playwright.async_api import Browser, expect
-from served import served
+from served import run_server
 from steps import BRIEF, write_story
 
 from command import Command
@@ -44,7 +44,7 @@ _RUN, _SEAT = "task-refused", "agent-dev-001"
 async def test_a_mistyped_repository_is_reported_while_typing_and_not_stored(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user:
+    async with run_server(command) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         await user.open("/stories/new")
         await user.page.get_by_label("Title").fill("Greet the world")
@@ -69,7 +69,7 @@ async def test_a_mistyped_repository_is_reported_while_typing_and_not_stored(
 async def test_joiners_directions_icon_and_times_are_shown(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user:
+    async with run_server(command) as app, reader(chromium) as user:
         context = await chromium.new_context(timezone_id="America/New_York", locale="en-GB")
         await user.sign_in(app.link)
         await write_story(user, f"{PERSIAN} {FAMILY}", BRIEF, ())
@@ -113,7 +113,7 @@ async def test_a_refused_call_shows_its_reason_and_a_link_to_the_parked_requests
             (EventType.SEAT_TURN, turn),
         ):
             await bus.publish(write_of(deliberation, kind, data, ordinal="refused"))
-    async with served(command) as app, reader(chromium) as user:
+    async with run_server(command) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         await user.open(f"/councils/{_RUN}")
         panel = user.page.get_by_role("region", name="Refused tool calls")

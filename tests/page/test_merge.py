@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from playwright.async_api import Browser, expect
-from served import served
+from served import run_server
 from steps import check_appearance, wait_for_state, write_story
 
 from command import Command, git
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 async def test_a_product_owner_merges_an_accepted_story(
     chromium: Browser, command: Command, repo: Path, viewport: str
 ) -> None:
-    async with served(command) as app, reader(chromium, viewport) as user:
+    async with run_server(command) as app, reader(chromium, viewport) as user:
         await user.sign_in(app.link)
         await write_story(user, "Greet the world")
         await user.press("Refine")

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from playwright.async_api import Browser, expect
-from served import served
+from served import run_server
 from steps import check_appearance, wait_for_state, write_story
 
 from command import Command
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 async def test_views_are_reached_by_shortcuts_and_the_palette(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user:
+    async with run_server(command) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         for title in ("Greet the moon", f"Greet the world {HOSTILE}"):
             await write_story(user, title, "Greet.", ())
@@ -62,7 +62,7 @@ async def test_views_are_reached_by_shortcuts_and_the_palette(
 async def test_shortcuts_are_listed_and_can_be_disabled_and_the_menu_closes(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user:
+    async with run_server(command) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         await user.open("/system")
         keyboard, page = user.page.keyboard, user.page
@@ -87,7 +87,7 @@ async def test_shortcuts_are_listed_and_can_be_disabled_and_the_menu_closes(
 async def test_the_title_shows_how_many_stories_need_the_user(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user, reader(chromium) as other_user:
+    async with run_server(command) as app, reader(chromium) as user, reader(chromium) as other_user:
         await user.sign_in(app.link)
         await other_user.take_session(user)
         await other_user.open("/")

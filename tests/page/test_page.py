@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from playwright.async_api import Browser, expect
-from served import Served, served
+from served import Served, run_server
 from steps import AC, BRIEF, check_appearance, wait_for_state, write_story
 
 from command import Command, git
@@ -24,7 +24,7 @@ async def test_a_story_goes_from_sign_in_to_the_commit(
     chromium: Browser, command: Command, repo: Path
 ) -> None:
     async with (
-        served(command) as app,
+        run_server(command) as app,
         reader(chromium) as user,
         reader(chromium, "narrow") as other_user,
     ):
@@ -76,7 +76,7 @@ async def test_a_story_goes_from_sign_in_to_the_commit(
         await expect(user.page.get_by_role("heading", name="Proposal")).to_be_visible()
         assert user.errors == []
     async with (
-        served(command) as restarted,
+        run_server(command) as restarted,
         reader(chromium, "narrow", scripts=False) as later_user,
     ):
         await later_user.sign_in(restarted.link)
@@ -88,7 +88,7 @@ async def test_a_story_goes_from_sign_in_to_the_commit(
 async def test_text_with_html_scripts_and_bidi_characters_has_no_effect(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user:
+    async with run_server(command) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         await write_story(
             user,
@@ -118,7 +118,7 @@ async def test_two_browsers_see_each_others_changes_live_and_drafts_stay(
     chromium: Browser, command: Command
 ) -> None:
     async with reader(chromium) as user, reader(chromium, "narrow") as other_user:
-        async with served(command, signal.SIGKILL) as app:
+        async with run_server(command, signal.SIGKILL) as app:
             await user.sign_in(app.link)
             await write_story(user, "Greet the world")
             story = user.page.url
@@ -143,7 +143,7 @@ async def test_two_browsers_see_each_others_changes_live_and_drafts_stay(
             )
             assert await other_user.page.locator("#offline").is_hidden()
         await expect(other_user.page.locator("#offline")).to_be_visible()
-        async with served(command) as restarted:
+        async with run_server(command) as restarted:
             await expect(other_user.page.get_by_role("heading", name="Sign in")).to_be_visible(
                 timeout=20_000
             )
@@ -157,7 +157,7 @@ async def test_a_council_is_watched_steered_and_cancelled(
     chromium: Browser, command: Command
 ) -> None:
     async with (
-        served(command) as app,
+        run_server(command) as app,
         reader(chromium) as user,
         reader(chromium, "narrow", "dark") as other_user,
     ):
@@ -216,7 +216,7 @@ async def test_a_password_signs_in_and_a_restart_keeps_the_session(
 ) -> None:
     UserAccounts(command.data_dir).add("alice", "correct horse battery", roles=["po"])
     async with reader(chromium) as user:
-        async with served(command) as app:
+        async with run_server(command) as app:
             user.web = app.link.partition("/sign-in")[0]
             await user.open("/sign-in")
             await check_appearance(user, "sign-in-account")
@@ -229,7 +229,7 @@ async def test_a_password_signs_in_and_a_restart_keeps_the_session(
             await user.page.get_by_label("Password").fill("correct horse battery")
             await user.page.keyboard.press("Enter")
             await expect(user.page.get_by_label("Account alice")).to_be_visible()
-        async with served(command):
+        async with run_server(command):
             await user.open("/")
             await expect(user.page.get_by_label("Account alice")).to_be_visible()
             await user.sign_out()
@@ -248,7 +248,7 @@ async def ask(user: Reader, question: str) -> None:
 async def test_one_agent_is_asked_and_a_follow_up_is_sent_by_keyboard(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user:
+    async with run_server(command) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         await ask(user, f"Add hello_world {HOSTILE}")
         first = user.page.url
@@ -313,7 +313,7 @@ async def _views(app: Served, user: Reader) -> dict[str, str]:
 async def test_axe_finds_no_violations_on_any_view_wide_and_narrow_light_and_dark(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user:
+    async with run_server(command) as app, reader(chromium) as user:
         await user.page.goto(f"http://{app.web}/sign-in")
         await check_appearance(user, "sign-in")
         for name, path in (await _views(app, user)).items():
@@ -324,7 +324,7 @@ async def test_axe_finds_no_violations_on_any_view_wide_and_narrow_light_and_dar
 async def test_a_story_can_be_created_and_moved_by_keyboard_only(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user:
+    async with run_server(command) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         keyboard = user.page.keyboard
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
-from served import served
+from served import run_server
 from steps import AC, BRIEF, check_appearance, until, wait_for_state, write_story
 
-from command import QUICK, Command, scripted, task_of, turn
+from command import QUICK, Command, answer_turns_with, task_of, turn
 from moothall.cli.demo import make_sample_repository
 from moothall.testing.model import phase_of, scripted_model, seat_of
 from world import BIDI, HELLO, HOSTILE, Reader, make_command, reader
@@ -61,7 +61,7 @@ def propose(body: dict[str, Any], headers: Mapping[str, str]) -> str:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def project(tmp_path: Path) -> AsyncIterator[Command]:
-    async with scripted_model(scripted(propose)) as server:
+    async with scripted_model(answer_turns_with(propose)) as server:
         await make_sample_repository(tmp_path / "project")
         command = make_command(tmp_path, server.base_url)
         command.extra |= QUICK
@@ -92,7 +92,7 @@ async def focus(user: Reader, selector: str) -> None:
 
 
 async def test_a_story_is_reviewed_and_sent_back(chromium: Browser, project: Command) -> None:
-    async with served(project) as app, reader(chromium) as user:
+    async with run_server(project) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         story = await build_story(user)
         result = user.page.get_by_role("region", name="Result", exact=True)
@@ -174,7 +174,7 @@ async def _review_by_keyboard(user: Reader) -> None:
 async def test_a_rewrite_by_the_coach_can_be_accepted_or_rejected(
     chromium: Browser, project: Command
 ) -> None:
-    async with served(project) as app, reader(chromium) as user:
+    async with run_server(project) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         await write_story(user, "Greet the world", "Greet.", AC[:1])
         story = user.page.url

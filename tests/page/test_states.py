@@ -9,7 +9,7 @@ import signal
 
 import pytest
 from playwright.async_api import Browser, Locator, expect
-from served import served
+from served import run_server
 from steps import BRIEF, check_appearance, write_story
 
 from command import Command
@@ -29,7 +29,7 @@ async def test_cards_are_moved_by_mouse_and_keyboard_and_invalid_moves_are_undon
     chromium: Browser, command: Command
 ) -> None:
     async with (
-        served(command) as app,
+        run_server(command) as app,
         reader(chromium) as user,
         reader(chromium, "narrow") as other_user,
     ):
@@ -80,7 +80,7 @@ async def test_cards_are_moved_by_mouse_and_keyboard_and_invalid_moves_are_undon
 async def test_the_longest_story_fits_and_its_text_has_no_effect(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user:
+    async with run_server(command) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         await user.open("/stories/new")
         await user.page.get_by_label("Title").fill("W" * (TITLE_CHARS - len(HOSTILE)) + HOSTILE)
@@ -98,7 +98,7 @@ async def test_the_longest_story_fits_and_its_text_has_no_effect(
 async def test_a_late_transition_is_reported_on_the_board(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user, reader(chromium) as other_user:
+    async with run_server(command) as app, reader(chromium) as user, reader(chromium) as other_user:
         await user.sign_in(app.link)
         await write_story(user, "Greet the world", "Greet.", ())
         await other_user.take_session(user)
@@ -122,7 +122,7 @@ async def test_the_coach_comments_and_an_unreachable_server_loses_nothing(
     chromium: Browser, command: Command
 ) -> None:
     async with reader(chromium) as user:
-        async with served(command, signal.SIGKILL) as app:
+        async with run_server(command, signal.SIGKILL) as app:
             await user.sign_in(app.link)
             await user.open("/stories/new")
             await check_appearance(user, "new-story")
@@ -146,7 +146,7 @@ async def test_the_coach_comments_and_an_unreachable_server_loses_nothing(
 async def test_an_unknown_path_gives_people_a_page_and_programs_a_document(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user, reader(chromium) as outsider:
+    async with run_server(command) as app, reader(chromium) as user, reader(chromium) as outsider:
         await user.sign_in(app.link)
         for page in (user, outsider):
             page.web = user.web
@@ -175,7 +175,7 @@ async def test_a_provider_on_another_site_signs_a_browser_in(
             "MOOTHALL_OIDC__CLIENT_SECRET": SECRET,
             "MOOTHALL_OIDC__ROLES": '{"product": ["po"]}',
         }
-        async with served(command) as app, reader(chromium) as user:
+        async with run_server(command) as app, reader(chromium) as user:
             user.web = f"http://{app.web}"
             await user.open("/sign-in")
             await check_appearance(user, "sign-in-provider")

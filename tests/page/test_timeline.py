@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from playwright.async_api import Browser, expect
-from served import served
+from served import run_server
 from steps import check_appearance
 
 from command import Command
@@ -54,7 +54,7 @@ async def test_a_block_of_the_timeline_opens_its_prompt_and_reply(
     file = tmp_path / "run.html"
     export = await command("show", "--html", str(file))
     assert export.code == 0, export.err
-    async with served(command) as app, reader(chromium, viewport) as user:
+    async with run_server(command) as app, reader(chromium, viewport) as user:
         await user.sign_in(app.link)
         await user.open("/runs")
         await user.page.get_by_role("link", name=TASK).first.click()
@@ -122,7 +122,7 @@ async def test_the_timeline_of_twelve_seats_is_readable(
     chromium: Browser, command: Command, viewport: str
 ) -> None:
     await _write_run_of_twelve(command)
-    async with served(command) as app, reader(chromium, viewport) as user:
+    async with run_server(command) as app, reader(chromium, viewport) as user:
         await user.sign_in(app.link)
         await user.open(f"/councils/{_RUN}")
         await expect(user.page.locator(".timeline .lane")).to_have_count(len(SEATS))

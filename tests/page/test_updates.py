@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from playwright.async_api import Browser, expect
-from served import served
+from served import run_server
 from steps import AC, BRIEF, check_appearance, until, wait_for_state, write_story
 
-from command import Command, scripted
+from command import Command, answer_turns_with
 from moothall.app.bus import open_log
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
@@ -51,7 +51,7 @@ document.dispatchEvent(new Event("visibilitychange"));
 async def test_buttons_follow_the_state_while_a_comment_is_typed(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user, reader(chromium) as other_user:
+    async with run_server(command) as app, reader(chromium) as user, reader(chromium) as other_user:
         await user.sign_in(app.link)
         await other_user.take_session(user)
         await write_story(user, "Greet the world")
@@ -74,7 +74,7 @@ async def test_buttons_follow_the_state_while_a_comment_is_typed(
 async def test_a_hidden_tab_notifies_when_a_story_needs_the_user(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user, reader(chromium) as other_user:
+    async with run_server(command) as app, reader(chromium) as user, reader(chromium) as other_user:
         await user.sign_in(app.link)
         await other_user.take_session(user)
         await other_user.page.add_init_script(_RECORD_NOTIFICATIONS)
@@ -134,7 +134,7 @@ async def test_lines_of_a_large_diff_are_loaded_when_visible(
 ) -> None:
     await _write_large_run(command)
     async with (
-        served(command) as app,
+        run_server(command) as app,
         reader(chromium) as user,
         reader(chromium, "narrow", scripts=False) as plain,
     ):
@@ -178,9 +178,9 @@ def coach(body: dict[str, Any], headers: Mapping[str, str]) -> Any:
 
 
 async def test_the_coachs_drafts_survive_a_restart(chromium: Browser, tmp_path: Path) -> None:
-    async with scripted_model(scripted(coach)) as model, reader(chromium) as user:
+    async with scripted_model(answer_turns_with(coach)) as model, reader(chromium) as user:
         command = make_command(tmp_path, model.base_url)
-        async with served(command, signal.SIGKILL) as app:
+        async with run_server(command, signal.SIGKILL) as app:
             await user.sign_in(app.link)
             await user.open("/stories/new")
             await user.page.get_by_label("Start from a sentence").fill("Greet the world")
@@ -197,7 +197,7 @@ async def test_the_coachs_drafts_survive_a_restart(chromium: Browser, tmp_path: 
             await expect(second.locator("ins", has_text="greets the world")).to_be_visible()
             rewrite = second.url
         token = (command.data_dir / "token").read_text(encoding="utf-8").strip()
-        async with served(command):
+        async with run_server(command):
             await user.page.reload()
             await user.page.get_by_label("Token").fill(token)
             await user.page.get_by_role("button", name="Sign in").click()

@@ -151,10 +151,12 @@ def unpack(archive: Path, target: Path, inside: str = "") -> None:
         # Go's modules lie several folders deep.
         while len(entries := list(top.iterdir())) == 1 and entries[0].is_dir():
             top = entries[0]
-        shutil.copytree(top / inside, target, dirs_exist_ok=True, symlinks=True, ignore=_added)
+        shutil.copytree(
+            top / inside, target, dirs_exist_ok=True, symlinks=True, ignore=_added_by_packing
+        )
 
 
-def _added(folder: str, names: list[str]) -> list[str]:
+def _added_by_packing(folder: str, names: list[str]) -> list[str]:
     del folder
     return [name for name in names if name in _ADDED or PurePosixPath(name).suffix == ".egg-info"]
 

@@ -159,7 +159,7 @@ def _python(path: str, text: str) -> Iterator[Fault]:
         for node in (
             descendant for statement in function.body for descendant in _own_nodes(statement)
         ):
-            for kind, changed in _changed(node):
+            for kind, changed in _mutations(node):
                 if (
                     isinstance(node, ast.expr | ast.stmt)
                     and node.end_lineno
@@ -185,7 +185,7 @@ def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
         yield from _own_nodes(child)
 
 
-def _changed(node: ast.AST) -> Iterator[tuple[str, str]]:
+def _mutations(node: ast.AST) -> Iterator[tuple[str, str]]:
     match node:
         case ast.Compare(ops=[operator], left=left, comparators=comparators) if (
             type(operator) in _COMPARED

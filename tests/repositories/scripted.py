@@ -78,7 +78,7 @@ class Player:
         """Return the right seats of a council, drawn until there is one."""
         for attempt in range(100 if self.chance else 0):
             drawn = frozenset(
-                seat for seat in SEATS if _drawn(task_id, seat, str(attempt)) < self.chance
+                seat for seat in SEATS if _draw(task_id, seat, str(attempt)) < self.chance
             )
             if drawn:
                 return drawn
@@ -112,14 +112,14 @@ class Player:
             actions = (
                 riddle.right_actions()
                 if right
-                else riddle.wrong_actions(int(_drawn(task_id, seat, "how") * 3))
+                else riddle.wrong_actions(int(_draw(task_id, seat, "how") * 3))
             )
             return json.dumps({"thought": "mend it", "actions": actions})
 
         return say
 
 
-def _drawn(*parts: str) -> float:
+def _draw(*parts: str) -> float:
     """Return a number from 0 to 1, the same for the same words."""
     return int(hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8], 16) / 0x100000000
 

@@ -68,13 +68,13 @@ async def search(settings: Settings, folder: Path, seed: str) -> Found:
             for name, run in prepared.runs.items()
             if name not in prepared.base.profile.advisory
         }
-        if not any(_passed(runs)):
+        if not any(_passed_cases(runs)):
             outputs = "; ".join(f"{name}: {run.output[-2000:]}" for name, run in runs.items())
             raise NothingFound(f"no case passes before: {outputs or 'no check'}")
         chosen: list[tuple[Fault, frozenset[str]]] = []
         tried = 0
         async for fault, failed in _announce(
-            services.workspaces, prepared, runs, _shuffled(folder, prepared, seed)
+            services.workspaces, prepared, runs, _interleaved_faults(folder, prepared, seed)
         ):
             tried += 1
             if failed and (
@@ -100,7 +100,7 @@ async def search(settings: Settings, folder: Path, seed: str) -> Found:
     )
 
 
-def _shuffled(folder: Path, prepared: Prepared, seed: str) -> list[Fault]:
+def _interleaved_faults(folder: Path, prepared: Prepared, seed: str) -> list[Fault]:
     """Return every fault of the sources, taking files in turn so that a long table does not
     dominate.
     """
@@ -169,7 +169,7 @@ def _breaks_all(failed: frozenset[str], cases: frozenset[str]) -> bool:
     return any("::" in case for case in failed) and failed <= cases
 
 
-def _passed(runs: Mapping[str, CheckRun]) -> frozenset[str]:
+def _passed_cases(runs: Mapping[str, CheckRun]) -> frozenset[str]:
     """Return the passed cases, as check::case; a check without cases is one case under its own
     name.
     """
@@ -191,7 +191,7 @@ def _broken_cases(before: Mapping[str, CheckRun], after: Mapping[str, CheckRun])
     """
     if any(run.status != "success" for run in after.values()):
         return frozenset()
-    passed = _passed(before)
+    passed = _passed_cases(before)
     broken = frozenset(case for case in passed if _has_failed(case, after))
     return broken if len(broken) <= max(1, _MOST * len(passed)) else frozenset()
 

@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[0] = str(HERE.parent)  # instead of this folder
 
 from moothall.repositories.patch_rules import is_test  # noqa: E402
-from support.selection import Recipe, Sources, checked_out, read_recipe  # noqa: E402
+from support.selection import Recipe, Sources, check_out_parent, read_recipe  # noqa: E402
 
 _SECONDS, _MAX_PATHS = 900, 15
 RIGHT, WRONG, MERGED, UNRELATED = (
@@ -194,7 +194,7 @@ def _all_changes(options: argparse.Namespace) -> Iterator[tuple[Path, Change, st
         clone = options.clones / recipe.repository.replace("/", "+") / "repo"
         if (selected and recipe.name not in selected) or not clone.exists():
             continue
-        with checked_out(recipe, clone) as sources:
+        with check_out_parent(recipe, clone) as sources:
             for change in changes_of(recipe, sources, number):
                 yield sources.folder, change, recipe.task
 

@@ -155,7 +155,7 @@ async def serving_agents(
             )
 
 
-def requested(
+def execute_request(
     query: str = "", context: dict[str, Any] | None = None, **fields: Any
 ) -> pb.ExecuteTaskRequest:
     """Return a request."""
@@ -164,14 +164,14 @@ def requested(
     return request
 
 
-async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
+async def refusal_of(call: Any) -> tuple[grpc.StatusCode, str]:
     """Return status and details of a refused call."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return caught.value.code(), str(caught.value.details())
 
 
-async def read(stream: Any) -> list[pb.TaskUpdate]:
+async def read_all(stream: Any) -> list[pb.TaskUpdate]:
     """Return all messages of a stream."""
     return [update async for update in stream]
 

@@ -50,7 +50,7 @@ def honest(claims: dict[str, Any], header: dict[str, Any], key: Any) -> str:
     return jwt.encode(claims, key, algorithm=header["alg"], headers=header)
 
 
-def changed(**claims: Any) -> Forge:
+def with_claims(**claims: Any) -> Forge:
     """Sign with these claims changed; None removes a claim."""
     return lambda token_claims, header, key: honest(
         {name: value for name, value in (token_claims | claims).items() if value is not None},
@@ -91,7 +91,7 @@ def by_a_key_of_its_own(token_claims: dict[str, Any], header: dict[str, Any], _k
     )
 
 
-def changed_after(token_claims: dict[str, Any], header: dict[str, Any], key: Any) -> str:
+def with_foreign_payload(token_claims: dict[str, Any], header: dict[str, Any], key: Any) -> str:
     """Combine the header and signature of a token with the claims of another."""
     first, other_parts = (
         honest(token_claims, header, key).split("."),

@@ -194,7 +194,7 @@ class Sources:
 
 
 @contextmanager
-def checked_out(recipe: Recipe, clone: Path) -> Iterator[Sources]:
+def check_out_parent(recipe: Recipe, clone: Path) -> Iterator[Sources]:
     """Check out the parent of a recipe's commit, beside the clone."""
     with tempfile.TemporaryDirectory(prefix="corpus-") as folder:
         subprocess.run(
@@ -349,7 +349,7 @@ class Pools:
         be prepared.
         """
         repositories = self._services.repositories
-        with checked_out(recipe, clone) as sources:
+        with check_out_parent(recipe, clone) as sources:
             entry = await repositories.register(str(clone))
             ref = RepositoryRef(id=entry.id, ref=sources.parent())
             prepared = await repositories.prepare(await repositories.resolve(ref), self._announce)
@@ -363,7 +363,7 @@ class Pools:
         `RepositoryError` if the base cannot be prepared.
         """
         repositories = self._services.repositories
-        with checked_out(recipe, clone) as sources:
+        with check_out_parent(recipe, clone) as sources:
             entry = await repositories.register(str(clone))
             ref = RepositoryRef(id=entry.id, ref=sources.parent())
             prepared = await repositories.prepare(await repositories.resolve(ref), self._announce)

@@ -130,7 +130,7 @@ def pool(
     used: set[str] = set()
     while len(chosen) < size:
         if rng.random() < probability:
-            chosen.append(Generated(_renamed(program.text, len(chosen)), right=True))
+            chosen.append(Generated(_rename_locals(program.text, len(chosen)), right=True))
             continue
         candidates = plausible if plausible and rng.random() < 0.5 else wrong_texts
         text = next(
@@ -141,7 +141,7 @@ def pool(
     return tuple(chosen)
 
 
-def _renamed(text: str, number: int) -> str:
+def _rename_locals(text: str, number: int) -> str:
     """Return the same function with other names of its local variables."""
     tree = ast.parse(text)
     stored = {
@@ -711,6 +711,6 @@ def longest_word(text):
 )
 
 
-def recovered(selected: float, chance: float, best: float) -> float:
+def recovered_share(selected: float, chance: float, best: float) -> float:
     """Return the share of the gap between chance and the best possible choice that was covered."""
     return (selected - chance) / (best - chance)

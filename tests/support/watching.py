@@ -42,7 +42,7 @@ class WatchedModel:
         return reply
 
 
-async def tokenized(
+async def tokenize(
     session: aiohttp.ClientSession, url: str, messages: Sequence[Message]
 ) -> list[int]:
     """Return a prompt's tokens as the vLLM server at `url` counts them."""

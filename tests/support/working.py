@@ -28,7 +28,7 @@ DRAFT = StoryDraft(
 A, B, C, D = ("abcd"[n] * 40 for n in range(4))
 
 
-def won(task_id: str, commit: str = "") -> Outcome:
+def proven_outcome(task_id: str, commit: str = "") -> Outcome:
     """Return the end of a deliberation with a proven winner, delivered as `commit`."""
     result = Result(1, "agent-dev-001", "dev", 1.0, ("proven",), True, True)
     branch = f"moothall/{task_id}" if commit else ""
@@ -43,7 +43,7 @@ def won(task_id: str, commit: str = "") -> Outcome:
     )
 
 
-def disagreed(task_id: str) -> Outcome:
+def conflict_outcome(task_id: str) -> Outcome:
     """Return the end of a merge of conflicting commits."""
     seat = SeatOutcome(
         "agent-dev-001",
@@ -137,7 +137,7 @@ class App:
         await self.stands("design", "planned")
         await self.move("accept_design")
         task = await self.wait_for_request(1)
-        await self.deliberations.decide(won(task.task_id, A))
+        await self.deliberations.decide(proven_outcome(task.task_id, A))
         await self.stands("test")
         return task.task_id
 

@@ -126,7 +126,7 @@ class TempWorkspaces:
     def _make(self, folder: Path, prepared: Prepared, patch: str, extra: str, judged: bool) -> None:  # noqa: FBT001 - in a thread
         repo = self._clone(folder, prepared, patch)
         if judged:
-            for path in tests_of(changed(repo, prepared), prepared):
+            for path in tests_of(staged_changes(repo, prepared), prepared):
                 if path not in prepared.files:
                     (repo.path / path).unlink()
         if judged:
@@ -139,7 +139,7 @@ class TempWorkspaces:
                 repo.git("checkout", "--quiet", prepared.base.sha, "--", *protected)
         if extra:
             changed_repo = self._clone(folder.with_name(f"{folder.name}-extra"), prepared, extra)
-            for path in tests_of(changed(changed_repo, prepared), prepared):
+            for path in tests_of(staged_changes(changed_repo, prepared), prepared):
                 repo.write({path: (changed_repo.path / path).read_bytes()})
 
     def _clone(self, folder: Path, prepared: Prepared, patch: str) -> Repo:
@@ -165,7 +165,7 @@ class _Changed:
     mode: str
 
 
-def changed(repo: Repo, prepared: Prepared) -> list[_Changed]:
+def staged_changes(repo: Repo, prepared: Prepared) -> list[_Changed]:
     """Stage everything and return the differences from the base."""
     repo.git("add", "--all")
     lines = repo.git("diff", "--cached", "--raw", "--no-renames", prepared.base.sha).splitlines()
@@ -360,7 +360,7 @@ class TempWorkspace:
 
     def _patch(self, message: str) -> Patch:
         sha = self.prepared.base.sha
-        paths = changed(self.repo, self.prepared)
+        paths = staged_changes(self.repo, self.prepared)
         if any(item.mode == "120000" for item in paths):
             raise PatchRefused("a symlink may not leave")
         command = ["git", "diff", "--cached", "--binary", sha]

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from corpus.attempt import MARK, OUTSIDE, PID, PORT, SITE, Attempt, filled
+from corpus.attempt import MARK, OUTSIDE, PID, PORT, SITE, Attempt, fill_in
 from hostile_site import site
 from moothall.authorization.audit import AuditLog
 from moothall.authorization.checks import CallContext, Meter
@@ -205,18 +205,18 @@ class CanaryWorkspace:
         placeholders |= {MARK: mark, SITE: self.site}
         for path, content in attempt.plants.items():
             planted = await self.call(
-                "files.write", {"path": path, "content": filled(content, placeholders)}
+                "files.write", {"path": path, "content": fill_in(content, placeholders)}
             )
             assert planted.status is ToolStatus.SUCCESS, planted.error
         if attempt.first:
             completed = await self.call(
-                "code.shell", {"command": filled(attempt.first, placeholders)}
+                "code.shell", {"command": fill_in(attempt.first, placeholders)}
             )
             assert (completed.status, completed.output["exit_code"]) == (ToolStatus.SUCCESS, 0), (
                 completed
             )
         pid_before, published = await self.open_workspace(), len(self.facts.events)
-        result = await self.call(attempt.tool, filled(attempt.arguments, placeholders))
+        result = await self.call(attempt.tool, fill_in(attempt.arguments, placeholders))
         text = f"{json.dumps(dict(result.output), ensure_ascii=False, default=str)}\n{result.error}"
         assert result.status in attempt.statuses, f"{result.status}: {text[:3000]}"
         assert re.search(attempt.shows, text, re.DOTALL), text[:3000]

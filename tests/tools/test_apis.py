@@ -14,9 +14,9 @@ import grpc.aio
 import psutil
 import pytest
 import pytest_asyncio
-from served import ALICE, EVE, Served, make_command, served
+from served import ALICE, EVE, Served, make_command, run_server
 
-from command import by_task, git, scripted
+from command import answer_turns_with, by_task, git
 from moothall.cli.demo import make_sample_repository
 from moothall.pb.kernel.v1 import kernel_pb2 as kernel
 from moothall.pb.kernel.v1.kernel_pb2_grpc import AgentKernelStub
@@ -39,7 +39,7 @@ decision := {"allow": false, "reason": "ask first", "park": true} if input.tool 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def model() -> AsyncIterator[ScriptedModel]:
-    async with scripted_model(scripted(by_task)) as server:
+    async with scripted_model(answer_turns_with(by_task)) as server:
         yield server
 
 
@@ -65,7 +65,7 @@ async def app(
         "MOOTHALL_WORKSPACE__ALLOWED_ROOTS": f'["{folder}"]',
         "MOOTHALL_LLM__RETRIES": "1",
     }
-    async with served(command) as server:
+    async with run_server(command) as server:
         yield server
 
 
@@ -282,18 +282,18 @@ async def events(stub: Any, task_id: str, after_seq: int = 0) -> list[kernel.Tas
 
 
 async def test_health_reports_a_killed_host_and_a_stopped_model_server(tmp_path: Path) -> None:
-    async with scripted_model(scripted(by_task)) as model:
+    async with scripted_model(answer_turns_with(by_task)) as model:
         command = make_command(tmp_path, model.base_url, hosts="ray")
         port = model.base_url.rpartition(":")[2].partition("/")[0]
     command.extra |= {"MOOTHALL_WEB__PORT": "0"}
-    async with served(command) as app, aiohttp.ClientSession(f"http://{app.web}") as session:
+    async with run_server(command) as app, aiohttp.ClientSession(f"http://{app.web}") as session:
         web = Web(session)
 
         async def health(token: str = ALICE) -> tuple[int, str, dict[str, Any]]:
             status, document = await web("GET", "/health", token=token)
             return status, document["status"], {part["name"]: part for part in document["parts"]}
 
-        async with scripted_model(scripted(by_task), port=int(port)):
+        async with scripted_model(answer_turns_with(by_task), port=int(port)):
             status, overall, parts = await health()
             assert (status, overall) == (200, "healthy"), parts
             assert set(parts) == {"bus", "model", "fleet", "sandbox", "graph"}

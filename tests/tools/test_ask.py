@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from served import ALICE, make_command, served
+from served import ALICE, make_command, run_server
 
-from command import Command, by_task, git, scripted, turn
+from command import Command, answer_turns_with, by_task, git, turn
 from moothall.cli.demo import make_sample_repository
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
 
@@ -40,7 +40,7 @@ def by_question(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def model() -> AsyncIterator[ScriptedModel]:
-    async with scripted_model(scripted(by_question)) as server:
+    async with scripted_model(answer_turns_with(by_question)) as server:
         yield server
 
 
@@ -50,7 +50,7 @@ async def command(
 ) -> AsyncIterator[Command]:
     command = make_command(tmp_path_factory.mktemp("ask"), model.base_url)
     command.extra["MOOTHALL_WORKSPACE__ALLOWED_ROOTS"] = f'["{tmp_path_factory.getbasetemp()}"]'
-    async with served(command):
+    async with run_server(command):
         yield command
 
 

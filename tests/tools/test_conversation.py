@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from served import ALICE, make_command, served
+from served import ALICE, make_command, run_server
 
-from command import SOLVED, Command, git, scripted, task_of, turn
+from command import SOLVED, Command, answer_turns_with, git, task_of, turn
 from moothall.cli.demo import make_sample_repository
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
 
@@ -68,7 +68,7 @@ def by_conversation(body: dict[str, Any], _headers: Mapping[str, str]) -> str | 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def model() -> AsyncIterator[ScriptedModel]:
-    async with scripted_model(scripted(by_conversation)) as server:
+    async with scripted_model(answer_turns_with(by_conversation)) as server:
         yield server
 
 
@@ -78,7 +78,7 @@ async def command(
 ) -> AsyncIterator[Command]:
     command = make_command(tmp_path_factory.mktemp("talk"), model.base_url)
     command.extra["MOOTHALL_WORKSPACE__ALLOWED_ROOTS"] = f'["{tmp_path_factory.getbasetemp()}"]'
-    async with served(command):
+    async with run_server(command):
         yield command
 
 

@@ -47,7 +47,7 @@ async def app(tmp_path: Path, site: Site) -> AsyncIterator[ToolServer]:
         yield opened
 
 
-async def opened_by(app: ToolServer, token: str) -> pb.OpenWorkspaceResponse:
+async def open_as(app: ToolServer, token: str) -> pb.OpenWorkspaceResponse:
     request = pb.OpenWorkspaceRequest(
         repository=common_pb2.Repository(url=str(app.repo)), role="dev"
     )
@@ -56,7 +56,7 @@ async def opened_by(app: ToolServer, token: str) -> pb.OpenWorkspaceResponse:
 
 
 async def test_a_tenant_cannot_access_another_tenants_data(app: ToolServer, site: Site) -> None:
-    ours, theirs = await opened_by(app, TOKEN), await opened_by(app, OTHER)
+    ours, theirs = await open_as(app, TOKEN), await open_as(app, OTHER)
     await app.call(ours, "files.write", "r-1", path="ours.txt", content="our secret\n")
     page = await app.call(ours, "web.fetch", "r-2", url=f"{site.url}/page")
     assert (page.status, site.request_counts["GET /page"]) == ("success", 1)

@@ -58,16 +58,16 @@ async def test_a_server_keeps_its_memory_until_its_workspace_ends(
     async with open_mcp_workspace(settings, tmp_path) as mcp:
         assert running(server_folder) == [], "listing the tools leaves a process behind"
 
-        async def remembered(server: str, word: str) -> Any:
+        async def remember(server: str, word: str) -> Any:
             result = await mcp.call(f"mcp.{server}.counts", word=word)
             return result.error or list(result.output["data"]["words"])
 
-        assert await remembered("notes", "a") == ["a"]
-        assert await remembered("notes", "b") == ["a", "b"]
+        assert await remember("notes", "a") == ["a"]
+        assert await remember("notes", "b") == ["a", "b"]
         for short_lived in ("brief", "among"):
-            assert await remembered(short_lived, "a") == ["a"]
-            assert await remembered(short_lived, "b") == ["b"]
-        side_by_side = await asyncio.gather(*(remembered("notes", sign) for sign in "cd"))
+            assert await remember(short_lived, "a") == ["a"]
+            assert await remember(short_lived, "b") == ["b"]
+        side_by_side = await asyncio.gather(*(remember("notes", sign) for sign in "cd"))
         assert sorted(map(len, side_by_side)) == [3, 4]
 
         assert (await mcp.call("mcp.notes.leaves", seconds=0.2)).status is ToolStatus.SUCCESS
@@ -76,32 +76,32 @@ async def test_a_server_keeps_its_memory_until_its_workspace_ends(
                 await asyncio.sleep(0.05)
         # A process releases its memory, by which it is found, before its connection.
         await asyncio.sleep(0.5)
-        error = await remembered("notes", "e")
+        error = await remember("notes", "e")
         assert "the MCP server notes has ended since its last call: it ended" in error
         assert "its state is lost, and the next call starts it anew" in error
-        assert await remembered("notes", "f") == ["f"]
+        assert await remember("notes", "f") == ["f"]
         died = await mcp.call("mcp.notes.dies")
         assert "the disk of notes is gone" in died.error
-        assert await remembered("notes", "g") == ["g"], "the end is reported once"
+        assert await remember("notes", "g") == ["g"], "the end is reported once"
 
-        assert await remembered("idle", "a") == ["a"]
+        assert await remember("idle", "a") == ["a"]
         assert len(running(server_folder)) == 2
         async with asyncio.timeout(30):
             while len(running(server_folder)) > 1:
                 await asyncio.sleep(0.1)
-        assert "nobody called it for 0.5 s (keep_seconds)" in await remembered("idle", "b")
-        assert await remembered("notes", "h") == ["g", "h"], "the other server keeps running"
+        assert "nobody called it for 0.5 s (keep_seconds)" in await remember("idle", "b")
+        assert await remember("notes", "h") == ["g", "h"], "the other server keeps running"
 
         late = await mcp.tool_gateway._rules.toolkits["mcp"](
             ToolCall("r", "mcp.notes.waits", {}, in_seconds(3)), mcp.workspace, LOCAL.tenant
         )
         assert late.status is ToolStatus.TIMEOUT
-        assert await remembered("notes", "i") == ["i"], "a silent server is not waited for twice"
+        assert await remember("notes", "i") == ["i"], "a silent server is not waited for twice"
         await mcp.left("another workspace")
         assert len(running(server_folder)) == 1
         await mcp.left(mcp.workspace.id)
         assert running(server_folder) == []
-        assert await remembered("notes", "j") == ["j"]
+        assert await remember("notes", "j") == ["j"]
     assert running(server_folder) == [], "MCP servers end with their parent"
 
 

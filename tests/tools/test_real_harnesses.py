@@ -35,7 +35,7 @@ SHELLS = re.compile("(?i)^bash$|shell|exec_command")
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"  # how mini-swe-agent ends
 
 
-def documented(folder: Path) -> dict[str, tuple[str, list[str]]]:
+def read_documented_agents(folder: Path) -> dict[str, tuple[str, list[str]]]:
     """Return the installation and the command of each agent that the docs list, for `folder`."""
     row_pattern = r"(?m)^\| ([\w -]+) [\d.]+ \| `(.+)` \| `(.+)` \|$"
     rows = re.findall(row_pattern, DOCS.read_text("utf-8"))
@@ -98,7 +98,7 @@ async def test_a_council_of_six_agents_of_six_projects_is_killed_and_goes_on(
 ) -> None:
     agents = tmp_path / "agents"
     agents.mkdir()
-    documented_agents = documented(agents)
+    documented_agents = read_documented_agents(agents)
     assert set(documented_agents) == {"claude", "codex", "opencode", "qwen", "mini-swe-agent"}
     for install, _ in documented_agents.values():
         command_line = install.replace("python -m", f"{sys.executable} -m")

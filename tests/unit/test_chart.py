@@ -18,7 +18,7 @@ from jsonschema_rs import Draft202012Validator
 
 from support import gobuilt
 from support.kube import crds
-from support.kube.manifests import Objects, kustomized, objects
+from support.kube.manifests import Objects, objects, run_kustomize
 
 pytestmark = pytest.mark.e2e
 
@@ -30,7 +30,7 @@ TEMPLATE = ("template", "--kube-version=1.34")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _defined() -> None:
+def _require_definitions() -> None:
     try:
         crds.files()
     except gobuilt.Missing as missing:
@@ -50,14 +50,14 @@ def helm() -> str:
         )
 
 
-def rendered(helm: str, *arguments: str, namespace: str = "moothall") -> str:
+def render_chart(helm: str, *arguments: str, namespace: str = "moothall") -> str:
     command = [helm, *TEMPLATE, "a-release", str(CHART), f"--namespace={namespace}", *arguments]
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr
     return completed.stdout
 
 
-def accepted(manifest: dict[str, Any]) -> None:
+def assert_accepted(manifest: dict[str, Any]) -> None:
     schema = crds.schema(manifest["kind"])
     if schema is None:
         kubernetes_validate.validate(manifest, "1.34", strict=True)
@@ -92,15 +92,15 @@ def assert_same_manifests(ours: Objects, theirs: Objects) -> None:
     assert ours.keys() == theirs.keys()
     for key, manifest in theirs.items():
         assert in_order(ours[key]) == in_order(manifest), key
-        accepted(manifest)
+        assert_accepted(manifest)
 
 
 @pytest.mark.parametrize(
     "overlay", sorted(path.name for path in (DEPLOY / "k8s/overlays").iterdir())
 )
 def test_the_chart_renders_the_objects_of_the_overlay(helm: str, overlay: str) -> None:
-    ours = rendered(helm, f"--values={CHART}/ci/{overlay}-values.yaml")
-    assert_same_manifests(objects(ours), objects(kustomized(DEPLOY / "k8s/overlays" / overlay)))
+    ours = render_chart(helm, f"--values={CHART}/ci/{overlay}-values.yaml")
+    assert_same_manifests(objects(ours), objects(run_kustomize(DEPLOY / "k8s/overlays" / overlay)))
 
 
 COMPONENTS = {
@@ -125,8 +125,8 @@ def test_every_component_can_be_enabled_by_chart_values(helm: str, tmp_path: Pat
     ]
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(copied), encoding="utf-8")
     chosen = [f"--set={value}" for value in COMPONENTS.values()]
-    ours = rendered(helm, f"--values={CHART}/ci/dev-values.yaml", *chosen)
-    assert_same_manifests(objects(ours), objects(kustomized(tmp_path)))
+    ours = render_chart(helm, f"--values={CHART}/ci/dev-values.yaml", *chosen)
+    assert_same_manifests(objects(ours), objects(run_kustomize(tmp_path)))
 
 
 def test_environments_are_mounted_in_pods_that_create_workspaces(helm: str, tmp_path: Path) -> None:
@@ -144,11 +144,11 @@ def test_environments_are_mounted_in_pods_that_create_workspaces(helm: str, tmp_
         }
         (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization), encoding="utf-8")
     ours = objects(
-        rendered(
+        render_chart(
             helm, f"--values={CHART}/ci/prod-roles-values.yaml", "--set=environments.enabled=true"
         )
     )
-    assert_same_manifests(ours, objects(kustomized(outer)))
+    assert_same_manifests(ours, objects(run_kustomize(outer)))
     pods = {
         name: manifest["spec"]["template"]["spec"]
         for (kind, _, name), manifest in ours.items()
@@ -183,10 +183,10 @@ egress: {enabled: true, apiServer: [192.0.2.1/32, "::1/128"]}
 
 def test_user_values_are_rendered_in_another_namespace(helm: str, tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text(EVERYTHING, encoding="utf-8")
-    text = rendered(helm, f"--values={tmp_path}/values.yaml", namespace="other")
+    text = render_chart(helm, f"--values={tmp_path}/values.yaml", namespace="other")
     manifests = objects(text)
     for manifest in manifests.values():
-        accepted(manifest)
+        assert_accepted(manifest)
     assert {space for _, space, _ in manifests} == {"other", "other-workspaces"}
     settings = manifests["ConfigMap", "other", "moothall"]["data"]
     assert settings["MOOTHALL_LLM__MODEL"] == 'a "name"'
@@ -222,7 +222,7 @@ def test_every_pod_runs_where_configured_with_the_secrets_for_its_image(
     helm: str, tmp_path: Path
 ) -> None:
     (tmp_path / "values.yaml").write_text(PLACED, encoding="utf-8")
-    manifests = objects(rendered(helm, f"--values={tmp_path}/values.yaml"))
+    manifests = objects(render_chart(helm, f"--values={tmp_path}/values.yaml"))
     placed = {}
     for (kind, _, name), manifest in manifests.items():
         spec = manifest.get("spec", {})
@@ -231,7 +231,7 @@ def test_every_pod_runs_where_configured_with_the_secrets_for_its_image(
         )
         for number, group in enumerate(groups):
             if "template" in group:
-                accepted(manifest)
+                assert_accepted(manifest)
                 placed[f"{name}-{number}"] = pod = group["template"]["spec"]
                 assert pod["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}]
     assert placed.keys() == {"moothall-0", "nats-0", "neo4j-0", "vllm-0", "hosts-0", "hosts-1"}
@@ -262,7 +262,7 @@ vllm: {enabled: true, contextTokens: 1048576}
 def test_numbers_are_rendered_as_written(helm: str, tmp_path: Path) -> None:
     """Helm reads numbers of a file as floats, and takes 0 and false for nothing."""
     (tmp_path / "values.yaml").write_text(NUMBERS, encoding="utf-8")
-    manifests = objects(rendered(helm, f"--values={tmp_path}/values.yaml"))
+    manifests = objects(render_chart(helm, f"--values={tmp_path}/values.yaml"))
     settings = manifests["ConfigMap", "moothall", "moothall"]["data"]
     assert settings["MOOTHALL_BUS__MAX_STORE_BYTES"] == "50000000000"
     assert settings["MOOTHALL_BUS__WAIT_SECONDS"] == "0", "a user's values take precedence"
@@ -294,9 +294,9 @@ roles: {enabled: true, minReplicas: 3, maxReplicas: 9, cpu: 500m}
 
 def test_roles_are_rendered_with_custom_values_and_without_ray(helm: str, tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text(BY_ROLE, encoding="utf-8")
-    manifests = objects(rendered(helm, f"--values={tmp_path}/values.yaml", namespace="other"))
+    manifests = objects(render_chart(helm, f"--values={tmp_path}/values.yaml", namespace="other"))
     for manifest in manifests.values():
-        accepted(manifest)
+        assert_accepted(manifest)
     services = {
         name: manifest["spec"]
         for (kind, _, name), manifest in manifests.items()
@@ -397,13 +397,13 @@ def test_the_documented_install_command_is_valid(helm: str) -> None:
         "unspecified values keep the previous behaviour"
     )
     for manifest in manifests.values():
-        accepted(manifest)
+        assert_accepted(manifest)
 
 
 def test_the_examples_match_their_definitions() -> None:
     for path in (DEPLOY / "k8s/examples").glob("*.yaml"):
         for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
-            accepted(document)
+            assert_accepted(document)
 
 
 def test_helm_lint_reports_nothing(helm: str) -> None:

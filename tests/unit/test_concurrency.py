@@ -39,7 +39,7 @@ async def test_parts_start_concurrently_and_are_closed() -> None:
 
 async def test_a_failed_start_is_raised_to_the_awaiting_body() -> None:
     @asynccontextmanager
-    async def broken() -> AsyncIterator[None]:
+    async def break_at_start() -> AsyncIterator[None]:
         check_fails()
         yield
 
@@ -47,7 +47,7 @@ async def test_a_failed_start_is_raised_to_the_awaiting_body() -> None:
         raise ConfigurationError("no such thing")
 
     with pytest.raises(ExceptionGroup) as caught:
-        async with start_in_own_task(broken()) as part:
+        async with start_in_own_task(break_at_start()) as part:
             await part
     assert caught.group_contains(ConfigurationError, match="no such thing")
 

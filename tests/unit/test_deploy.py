@@ -28,7 +28,7 @@ KUBERNETES = "1.34"
 DEFINED = {"PrometheusRule", "RayCluster", "ServiceMonitor", "VolumeSnapshot"}
 
 
-def read(path: Path) -> Iterator[Any]:
+def read_documents(path: Path) -> Iterator[Any]:
     # Ten times as fast as the one in Python.
     return yaml.load_all(path.read_text(encoding="utf-8"), yaml.CSafeLoader)
 
@@ -36,12 +36,12 @@ def read(path: Path) -> Iterator[Any]:
 def documents(folder: Path = DEPLOY / "base") -> Iterator[dict[str, Any]]:
     for path in sorted(folder.glob("*.yaml")):
         if path.name not in {"kustomization.yaml", *patches(folder)}:
-            yield from read(path)
+            yield from read_documents(path)
 
 
 def kustomization(folder: Path) -> dict[str, Any]:
     path = folder / "kustomization.yaml"
-    document: dict[str, Any] = next(read(path)) if path.exists() else {}
+    document: dict[str, Any] = next(read_documents(path)) if path.exists() else {}
     return document
 
 
@@ -93,7 +93,7 @@ def test_the_examples_are_valid_for_kubernetes_and_use_existing_options() -> Non
     assert arguments[-2:] == ["--", "$(TASK)"], "a task that begins with '-' is not an option"
 
 
-def configured(folder: Path) -> dict[str, str]:
+def config_map_of(folder: Path) -> dict[str, str]:
     """Return the ConfigMap of the services after an overlay or a component."""
     parents = [
         name
@@ -101,7 +101,7 @@ def configured(folder: Path) -> dict[str, str]:
         if name.startswith("../") and name != "../../base"
     ]
     environment = (
-        configured((folder / parents[0]).resolve())
+        config_map_of((folder / parents[0]).resolve())
         if parents
         else manifest_named("ConfigMap", "moothall")["data"]
     )
@@ -123,7 +123,7 @@ def configured(folder: Path) -> dict[str, str]:
 def test_every_configuration_key_is_a_setting(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment = configured(folder)
+    environment = config_map_of(folder)
     keys = create_account_files(tmp_path / "keys")
     (bus,) = [
         volume["secret"]
@@ -190,7 +190,7 @@ def test_every_volume_of_the_log_is_snapshotted_and_restored() -> None:
 
 
 def test_both_namespaces_and_every_pod_are_restricted() -> None:
-    files = [next(read(folder / name)) for folder in FOLDERS for name in patches(folder)]
+    files = [next(read_documents(folder / name)) for folder in FOLDERS for name in patches(folder)]
     pod_count = 0
     for mapping in mappings_in([[*documents(folder)] for folder in FOLDERS] + files):
         if mapping.get("kind") == "Namespace":
@@ -252,7 +252,7 @@ def test_the_ray_version_of_the_hosts_matches_the_images() -> None:
     ]
     lock = (DEPLOY.parents[1] / "requirements/run.txt").read_text(encoding="utf-8")
     assert f"\nray=={cluster['spec']['rayVersion']} " in lock
-    environment = configured(DEPLOY / "components/hosts")
+    environment = config_map_of(DEPLOY / "components/hosts")
     assert (
         environment["MOOTHALL_RAY__ADDRESS"]
         == f"{cluster['metadata']['name']}-head-svc.moothall:6379"
@@ -289,7 +289,7 @@ def test_a_node_with_a_host_on_ray_can_be_drained() -> None:
 
 
 def test_alerts_use_existing_metrics_and_labels_and_each_has_a_runbook() -> None:
-    (rule,) = read(DEPLOY / "components/monitoring/rules.yaml")
+    (rule,) = read_documents(DEPLOY / "components/monitoring/rules.yaml")
     alerts = [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
     text = (DEPLOY.parents[1] / "docs/operating.md").read_text(encoding="utf-8")
     headings = re.findall(r"^#### (Moothall\w+)$", text, re.MULTILINE)

@@ -28,7 +28,7 @@ from moothall.pb.workspace.v1 import workspace_pb2
 from moothall.settings import load_settings
 from support.callers import EVERYWHERE, TOKENS, api_dependencies, certificate
 from support.deliberation_service import MemoryDeliberations
-from support.kube.manifests import Objects, kustomized, objects
+from support.kube.manifests import Objects, objects, run_kustomize
 
 pytestmark = pytest.mark.e2e
 
@@ -49,7 +49,7 @@ ELSEWHERE = 30.0
 
 @pytest.fixture(scope="module")
 def overlay() -> Objects:
-    return objects(kustomized(OVERLAY))
+    return objects(run_kustomize(OVERLAY))
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def container(spec: dict[str, Any]) -> dict[str, Any]:
     return pod_container
 
 
-def seen_keys(spec: dict[str, Any]) -> dict[str, str]:
+def visible_keys(spec: dict[str, Any]) -> dict[str, str]:
     """Return the bus keys that a pod finds, with their file names."""
     (bus,) = [
         volume["secret"]
@@ -91,7 +91,7 @@ def test_each_role_connects_to_the_bus_with_its_own_credentials(overlay: Objects
     for name, spec in deployments(overlay).items():
         role = name.removeprefix("moothall-")
         links = {"links.json": "links.json"} if role in {"hosts", "tools"} else {}
-        assert seen_keys(spec) == {"bus.creds": f"{role}.creds", **links}
+        assert visible_keys(spec) == {"bus.creds": f"{role}.creds", **links}
         variables = {variable["name"] for variable in container(spec)["env"]}
         assert ("MOOTHALL_JOBS__LINK_KEYS_FILE" in variables) == bool(links)
         assert "MOOTHALL_RAY__CREDENTIALS_FILE" not in variables
@@ -147,7 +147,7 @@ def test_a_stopped_process_gets_the_configured_grace_period(
 
 
 def test_the_single_process_gets_its_configured_termination_time() -> None:
-    pod = objects(kustomized(PROD))["Deployment", "moothall", "moothall"]["spec"]["template"][
+    pod = objects(run_kustomize(PROD))["Deployment", "moothall", "moothall"]["spec"]["template"][
         "spec"
     ]
     assert pod["terminationGracePeriodSeconds"] == GrpcSettings().grace_seconds + ELSEWHERE
@@ -209,7 +209,7 @@ def test_service_ports_lead_to_the_role_that_answers_them(overlay: Objects) -> N
 def test_a_single_process_api_has_all_service_ports() -> None:
     (service,) = [
         manifest
-        for key, manifest in objects(kustomized(PROD)).items()
+        for key, manifest in objects(run_kustomize(PROD)).items()
         if key == ("Service", "moothall", "moothall")
     ]
     assert {port["port"] for port in service["spec"]["ports"]} == {*OF_API, *OF_TOOLS, 8080}

@@ -21,7 +21,7 @@ from moothall.domain.task import Constraints
 from moothall.llm.client import OpenAIModel
 from support.council import CouncilEnvironment, of, open_council
 from support.repos import SAMPLE
-from support.watching import WatchedModel, block_size, in_common, perfect_prefill, tokenized
+from support.watching import WatchedModel, block_size, in_common, perfect_prefill, tokenize
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -125,5 +125,5 @@ async def deliberate(app: CouncilEnvironment, options: dict[str, Any]) -> Any:
 
 async def all_tokens(watched: WatchedModel, url: str) -> tuple[list[list[int]], int]:
     async with aiohttp.ClientSession() as session:
-        prompts = [await tokenized(session, url, request.messages) for request, _ in watched.calls]
+        prompts = [await tokenize(session, url, request.messages) for request, _ in watched.calls]
         return prompts, await block_size(session, url)

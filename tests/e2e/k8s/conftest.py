@@ -17,7 +17,7 @@ from kubernetes import client, config
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from command import by_task, scripted
+from command import answer_turns_with, by_task
 from moothall.events.nats.accounts import create_account_files
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
 from support.kube.ctl import ask
@@ -96,7 +96,7 @@ def odd_or_by_task(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fa
 async def reachable() -> AsyncIterator[ScriptedModel]:
     """A model server that pods can reach."""
     async with scripted_model(
-        scripted(odd_or_by_task), host=os.environ["CLUSTER_ADDRESS"]
+        answer_turns_with(odd_or_by_task), host=os.environ["CLUSTER_ADDRESS"]
     ) as server:
         yield server
 

@@ -28,7 +28,7 @@ from moothall.domain.tool import CodeBlock, ToolCall, ToolResult, ToolStatus
 from moothall.errors import SandboxUnavailable, WorkspaceFailed
 from moothall.testing.model import ScriptedModel
 from support.kube import reached
-from support.kube.reached import WORKSPACES, configured
+from support.kube.reached import WORKSPACES, local_host_settings
 from support.repos import SAMPLE, SOLUTION, make_repo
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
@@ -43,13 +43,15 @@ async def bus(tmp_path: Path) -> AsyncIterator[str]:
         yield url
 
 
-async def prepared(services: WorkspaceServices, settings: Settings, folder: Path) -> Prepared:
+async def prepare_repository(
+    services: WorkspaceServices, settings: Settings, folder: Path
+) -> Prepared:
     repo = await asyncio.to_thread(make_repo, folder / "repo", SAMPLE)
     base = await services.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
     return await services.repositories.prepare(base, print)
 
 
-def named(resource: Any) -> str:
+def name_of(resource: Any) -> str:
     return str(resource.metadata.name)
 
 
@@ -59,7 +61,7 @@ async def jobs_left(api: client.ApiClient, seconds: int = 20) -> list[str]:
     for _ in range(5 * seconds + 1):
         jobs = await asyncio.to_thread(client.BatchV1Api(api).list_namespaced_job, WORKSPACES)
         pods = await asyncio.to_thread(client.CoreV1Api(api).list_namespaced_pod, WORKSPACES)
-        remaining = [*map(named, jobs.items), *map(named, pods.items)]
+        remaining = [*map(name_of, jobs.items), *map(name_of, pods.items)]
         if not remaining:
             return []
         await asyncio.sleep(0.2)
@@ -70,7 +72,7 @@ async def job_labels(api: client.ApiClient) -> dict[str, dict[str, str]]:
     """Return the labels of each existing Job."""
     jobs = await asyncio.to_thread(client.BatchV1Api(api).list_namespaced_job, WORKSPACES)
     items: list[Any] = jobs.items
-    return {named(item): dict(item.metadata.labels) for item in items}
+    return {name_of(item): dict(item.metadata.labels) for item in items}
 
 
 async def watch_jobs(api: client.ApiClient, labels_by_job: dict[str, dict[str, str]]) -> None:
@@ -89,9 +91,9 @@ async def call(workspace: Any, tool: str, **arguments: Any) -> Any:
 async def test_a_repository_is_set_up_changed_and_proven_in_pods(
     tmp_path: Path, bus: str, api: client.ApiClient
 ) -> None:
-    settings = configured(tmp_path, bus)
+    settings = local_host_settings(tmp_path, bus)
     async with open_workspace_services(settings) as services:
-        base = await prepared(services, settings, tmp_path)
+        base = await prepare_repository(services, settings, tmp_path)
         assert base.runs["tests"].cases[f"{TESTS}::test_hello_world"] == "failed"
         async with services.workspaces.open(base, "one") as workspace:
             assert (
@@ -109,7 +111,7 @@ async def test_a_repository_is_set_up_changed_and_proven_in_pods(
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def services(tmp_path: Path, bus: str) -> AsyncIterator[WorkspaceServices]:
-    async with open_workspace_services(configured(tmp_path, bus)) as services:
+    async with open_workspace_services(local_host_settings(tmp_path, bus)) as services:
         yield services
 
 
@@ -119,7 +121,7 @@ async def bare(
     """A repository with checks that need no set-up and no environment."""
     repo = await asyncio.to_thread(make_repo, folder / "repo", files)
     base = await services.repositories.resolve(
-        await register(configured(folder, bus), str(repo.path), "HEAD")
+        await register(local_host_settings(folder, bus), str(repo.path), "HEAD")
     )
     profile = Profile(
         checks={name: ("/usr/bin/python3", "-c", code) for name, code in checks.items()}
@@ -213,7 +215,7 @@ async def test_python_blocks_run_in_the_pod_on_its_files(
 
 async def test_a_missing_image_is_reported(tmp_path: Path, bus: str, api: client.ApiClient) -> None:
     async with open_workspace_services(
-        configured(tmp_path, bus, image="registry.local/nothing:1")
+        local_host_settings(tmp_path, bus, image="registry.local/nothing:1")
     ) as services:
         with pytest.raises(
             SandboxUnavailable, match=r"'registry.local/nothing:1' of (hands|code) cannot be pulled"
@@ -254,7 +256,7 @@ async def test_a_pod_killed_in_the_middle_is_reported(
         pods = await asyncio.to_thread(core.list_namespaced_pod, WORKSPACES)
         for pod in pods.items:
             await asyncio.to_thread(
-                core.delete_namespaced_pod, named(pod), WORKSPACES, grace_period_seconds=0
+                core.delete_namespaced_pod, name_of(pod), WORKSPACES, grace_period_seconds=0
             )
         with pytest.raises(WorkspaceFailed, match=r"deleted|ended with|executor is gone"):
             await checking

@@ -19,7 +19,7 @@ from kubernetes import client
 from support.kube import manifests
 from support.kube.ctl import ask
 from support.kube.node import FIRST, HOST, nodes
-from support.kube.policies import enforced
+from support.kube.policies import enforce_policies
 from support.kube.probes import METADATA, address, listening, probe, reaches, running_pods
 from support.kube.programs import Home
 from support.kube.reached import DEPLOY
@@ -67,7 +67,7 @@ def policies() -> list[dict[str, object]]:
     """Return the policies of the prod namespace and of the component egress, which allows the API
     server of this cluster.
     """
-    objects = manifests.objects(manifests.kustomized(DEPLOY / "overlays/prod"))
+    objects = manifests.objects(manifests.run_kustomize(DEPLOY / "overlays/prod"))
     network_policies = [
         manifest
         for (kind, space, _), manifest in objects.items()
@@ -126,7 +126,7 @@ async def test_network_policies_for_hosts_neo4j_vllm_and_outbound_traffic_are_en
     assert [attempt for attempt, connected in free.items() if not connected] == [], (
         "no policy is enforced yet"
     )
-    with enforced(api, Home.of_user(), SPACE):
+    with enforce_policies(api, Home.of_user(), SPACE):
         await asyncio.sleep(1)
         assert await can_connect(namespaces) == {
             attempt: expected for attempt, (_, _, _, expected) in TRIED.items()

@@ -17,7 +17,7 @@ from kubernetes import client
 from moothall.events.nats.accounts import mint
 from support.kube.ctl import ask
 from support.kube.node import FIRST, nodes
-from support.kube.policies import enforced
+from support.kube.policies import enforce_policies
 from support.kube.probes import METADATA, address, listening, probe, reaches, running_pods
 from support.kube.programs import Home
 
@@ -98,7 +98,7 @@ async def test_a_workspace_reaches_the_bus_and_nothing_else(
 ) -> None:
     for target, (host, port) in listeners.items():  # no policy is enforced yet
         assert await reaches("held", probes["held"], host, port), f"nobody answers as {target}"
-    with enforced(api, Home.of_user(), *HELD):
+    with enforce_policies(api, Home.of_user(), *HELD):
         await asyncio.sleep(1)
         for target, (host, port) in listeners.items():
             through = await reaches("held", probes["held"], host, port)
@@ -139,7 +139,7 @@ async def test_a_workspace_neither_publishes_nor_receives_on_subjects_of_others(
     links = await asyncio.to_thread(installed["links.json"].read_text, encoding="utf-8")
     services = await asyncio.to_thread(installed["services.creds"].read_text, encoding="utf-8")
     token = mint(links, "one", 300)
-    with enforced(api, Home.of_user(), *HELD):
+    with enforce_policies(api, Home.of_user(), *HELD):
         await asyncio.sleep(1)
         for subject, credentials, pod, refused in (
             ("workspace.link.two-out", token, "held", True),

@@ -47,7 +47,7 @@ def rules(
                 {
                     line
                     for policy in applicable
-                    for line in _allowed(policy, direction, pods, namespaces)
+                    for line in _allowed_connections(policy, direction, pods, namespaces)
                 }
             )
             chains.append(
@@ -84,7 +84,7 @@ def _selects(selector: Any, labels: Mapping[str, str]) -> bool:
     )
 
 
-def _allowed(
+def _allowed_connections(
     policy: Any, direction: str, pods: Sequence[Any], namespaces: Mapping[str, Mapping[str, str]]
 ) -> Iterator[str]:
     """Yield the connections that a policy allows, as conditions of a rule."""
@@ -133,7 +133,7 @@ def _port(port: Any) -> str:
 
 
 @contextmanager
-def enforced(api: client.ApiClient, home: Home, *spaces: str) -> Iterator[None]:
+def enforce_policies(api: client.ApiClient, home: Home, *spaces: str) -> Iterator[None]:
     """Enforce the policies of these namespaces until the context ends, and leave other namespaces
     alone. Errors are raised at the end.
     """

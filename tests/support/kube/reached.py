@@ -64,7 +64,7 @@ async def _answers(address: str, port: int) -> bool:
     return True
 
 
-def configured(folder: Path, bus: str, *, warm: int = 0, **jobs: Any) -> Settings:
+def local_host_settings(folder: Path, bus: str, *, warm: int = 0, **jobs: Any) -> Settings:
     """Return the settings of a local host whose workspaces are Jobs; `jobs` are more settings of
     these.
     """

@@ -57,7 +57,7 @@ class Report:
             [name, *(", ".join(sorted(cells.get((name, kind), [""]))) for kind in KINDS)]
             for name in names
         ]
-        return "\n".join(_aligned([["boundary", *KINDS], *rows, *self._counts()]))
+        return "\n".join(_align([["boundary", *KINDS], *rows, *self._counts()]))
 
     def _counts(self) -> Iterator[list[str]]:
         runs = {
@@ -109,7 +109,7 @@ def _name(blow: Blow) -> str:
     return f"{blow.type.removeprefix('moothall.')} {blow.nth}"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def _align(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -47,12 +47,12 @@ def shell(
     return Attempt(name, "code.shell", {"command": command}, statuses, shows)
 
 
-def filled(value: Any, placeholders: Mapping[str, str]) -> Any:
+def fill_in(value: Any, placeholders: Mapping[str, str]) -> Any:
     """Return the arguments with their placeholders filled in."""
     if isinstance(value, str):
         for placeholder, replacement in placeholders.items():
             value = value.replace(placeholder, replacement)
         return value
     if isinstance(value, Mapping):
-        return {key: filled(item, placeholders) for key, item in value.items()}
-    return [filled(item, placeholders) for item in value] if isinstance(value, list) else value
+        return {key: fill_in(item, placeholders) for key, item in value.items()}
+    return [fill_in(item, placeholders) for item in value] if isinstance(value, list) else value

@@ -24,7 +24,7 @@ DONE = Outcome("x", DeliberationStatus.COMPLETED, winner_id="s", commit_sha="c",
 Decide = Callable[[DeliberationRequest], Outcome]
 
 
-def passed(request: DeliberationRequest, verdict: str = "passed") -> Outcome:
+def passed_outcome(request: DeliberationRequest, verdict: str = "passed") -> Outcome:
     """Return an outcome whose winner passed every validation."""
     checks = {f"validation-{number}": verdict for number, _ in enumerate(request.checks, 1)}
     result = Result(
@@ -43,7 +43,7 @@ def passed(request: DeliberationRequest, verdict: str = "passed") -> Outcome:
     )
 
 
-def failed(request: DeliberationRequest) -> Outcome:
+def failed_outcome(request: DeliberationRequest) -> Outcome:
     return Outcome(request.task_id, DeliberationStatus.FAILED, error_message="nobody knew")
 
 
@@ -52,7 +52,7 @@ class FakeDeliberations:
     maximum number of concurrent ones.
     """
 
-    def __init__(self, decide: Decide = passed) -> None:
+    def __init__(self, decide: Decide = passed_outcome) -> None:
         self.decide = decide
         self.requests: list[DeliberationRequest] = []
         self.running = self.max_running = 0
@@ -150,7 +150,9 @@ async def test_cycles_and_missing_dependencies_are_named(
 
 async def test_dependents_of_a_failed_agent_are_skipped_unless_optional() -> None:
     deliberations = FakeDeliberations(
-        lambda request: failed(request) if "make a" in request.checks else passed(request)
+        lambda request: (
+            failed_outcome(request) if "make a" in request.checks else passed_outcome(request)
+        )
     )
     specs = [
         agent("a"),
@@ -170,9 +172,9 @@ async def test_dependents_of_a_failed_agent_are_skipped_unless_optional() -> Non
 
 @pytest.mark.parametrize("verdict", ["failed", "errored", "missing"])
 async def test_only_the_validation_decides_the_result(verdict: str) -> None:
-    results = await run(FakeDeliberations(lambda request: passed(request, verdict))).run_all(
-        [agent("a")]
-    )
+    results = await run(
+        FakeDeliberations(lambda request: passed_outcome(request, verdict))
+    ).run_all([agent("a")])
     assert (results["a"].state, results["a"].reason) == (
         "failed",
         f"the validation 'make a' is {verdict}",
@@ -185,7 +187,7 @@ async def test_a_failed_run_is_retried_with_a_growing_delay_and_another_seed() -
 
     def third_time(request: DeliberationRequest) -> Outcome:
         tries.append(request)
-        return passed(request) if len(tries) == 3 else failed(request)
+        return passed_outcome(request) if len(tries) == 3 else failed_outcome(request)
 
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
@@ -199,7 +201,7 @@ async def test_a_failed_run_is_retried_with_a_growing_delay_and_another_seed() -
         len({request.task_id for request in tries}) == len({request.seed for request in tries}) == 3
     )
     waits.clear()
-    results = await run(FakeDeliberations(failed), sleep=sleep).run_all(
+    results = await run(FakeDeliberations(failed_outcome), sleep=sleep).run_all(
         [agent("a", restart={"max_restarts": 1, "backoff_seconds": 500})]
     )
     assert (results["a"].state, results["a"].runs, waits) == ("failed", 2, [300])
@@ -261,7 +263,7 @@ async def test_an_interrupted_run_cancels_running_tasks() -> None:
 async def test_a_seat_reports_why_it_failed() -> None:
     def seat(request: DeliberationRequest) -> Outcome:
         return replace(
-            failed(request),
+            failed_outcome(request),
             seats=(SeatOutcome("s", SeatStatus.FAILED, "X", "the program make was not found"),),
         )
 

@@ -24,7 +24,7 @@ from moothall.domain.task import RepositoryRef
 from moothall.errors import BudgetExceeded
 from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.common import common_pb2 as common
-from support.agents import Agent, answer, read, refused, requested
+from support.agents import Agent, answer, execute_request, read_all, refusal_of
 from support.callers import OTHER
 
 # ---- sessions
@@ -33,9 +33,9 @@ from support.callers import OTHER
 async def test_a_session_keeps_its_workspace_and_history(agent: Agent) -> None:
     meta = common.TaskMetadata(session_id="The Session 7")
     write = {"tool_parameters": {"tool": "files.write", "path": "new.py", "content": "x = 1\n"}}
-    await agent.ExecuteTask(requested(context=write, metadata=meta))
+    await agent.ExecuteTask(execute_request(context=write, metadata=meta))
     await agent.ExecuteTask(
-        requested(context={"tool_parameters": {"tool": "files.list"}}, metadata=meta)
+        execute_request(context={"tool_parameters": {"tool": "files.list"}}, metadata=meta)
     )
     assert len(agent.backend.fake_workspaces.fake_workspaces) == 1
     documents = await agent.bus.bucket(BUCKET).entries()
@@ -45,7 +45,7 @@ async def test_a_session_keeps_its_workspace_and_history(agent: Agent) -> None:
         ["files.write", "files.list"],
     )
     await agent.ExecuteTask(
-        requested(context={"tool_parameters": {"tool": "files.list"}}, metadata=meta), OTHER
+        execute_request(context={"tool_parameters": {"tool": "files.list"}}, metadata=meta), OTHER
     )
     assert len(agent.backend.fake_workspaces.fake_workspaces) == 2, (
         "another caller's session of this name is another"
@@ -54,12 +54,14 @@ async def test_a_session_keeps_its_workspace_and_history(agent: Agent) -> None:
 
 async def test_a_query_gets_the_context_of_the_session(agent: Agent) -> None:
     meta = common.TaskMetadata(task_id="first", session_id="s")
-    first = asyncio.ensure_future(agent.ExecuteTask(requested("What is 2 + 2?", metadata=meta)))
+    first = asyncio.ensure_future(
+        agent.ExecuteTask(execute_request("What is 2 + 2?", metadata=meta))
+    )
     await answer(agent, "first", "4")
     await first
     meta = common.TaskMetadata(task_id="second", session_id="s")
     second = asyncio.ensure_future(
-        agent.ExecuteTask(requested("And doubled?", {"style": "terse"}, metadata=meta))
+        agent.ExecuteTask(execute_request("And doubled?", {"style": "terse"}, metadata=meta))
     )
     await answer(agent, "second", "8")
     assert (await second).result == "8"
@@ -73,7 +75,7 @@ async def test_a_query_gets_the_context_of_the_session(agent: Agent) -> None:
     context = pb.SessionContext(session_id="s", history=["only this"])
     third = asyncio.ensure_future(
         agent.ExecuteTask(
-            requested(
+            execute_request(
                 "Now?", session_context=context, metadata=common.TaskMetadata(task_id="third")
             )
         )
@@ -90,7 +92,7 @@ async def test_an_agent_answers_and_reports_its_usage(agent: Agent) -> None:
     meta = common.TaskMetadata(task_id="q-1", token_budget=5000)
     running = asyncio.ensure_future(
         agent.ExecuteTask(
-            requested(
+            execute_request(
                 "Why?",
                 metadata=meta,
                 mode=common.EXECUTION_MODE_SIMPLE,
@@ -124,7 +126,7 @@ async def test_complex_mode_is_a_council_on_the_repository_of_the_context(agent:
     meta = common.TaskMetadata(task_id="q-2", max_agents=5)
     running = asyncio.ensure_future(
         agent.ExecuteTask(
-            requested(
+            execute_request(
                 "Mend it",
                 {"repository": "sample", "role": "qa"},
                 metadata=meta,
@@ -159,7 +161,7 @@ async def test_complex_mode_is_a_council_on_the_repository_of_the_context(agent:
 async def test_an_agent_on_a_repository_has_the_tools_its_caller_allows(
     agent: Agent, available: tuple[str, ...], context: dict[str, Any], tools: tuple[str, ...]
 ) -> None:
-    query = requested(
+    query = execute_request(
         "Mend it",
         {"repository": "sample", **context},
         available_tools=available,
@@ -195,11 +197,11 @@ async def test_unknown_tool_names_are_an_error(
         common.EXECUTION_MODE_STANDARD,
         common.EXECUTION_MODE_COMPLEX,
     ):
-        query = requested(
+        query = execute_request(
             "Mend it", {**repository, **context}, available_tools=available, mode=mode
         )
-        for call in (agent.ExecuteTask(query), read(agent.StreamExecuteTask(query))):
-            code, details = await refused(call)
+        for call in (agent.ExecuteTask(query), read_all(agent.StreamExecuteTask(query))):
+            code, details = await refusal_of(call)
             assert (code, details.startswith(f"{field} names tools that do not exist")) == (
                 grpc.StatusCode.INVALID_ARGUMENT,
                 True,
@@ -224,7 +226,7 @@ async def test_an_agent_without_a_repository_uses_the_empty_workspace_of_direct_
     *,
     has_tools: bool,
 ) -> None:
-    query = requested(
+    query = execute_request(
         "Why?", mode=mode, available_tools=available, metadata=common.TaskMetadata(task_id="blank")
     )
     running = asyncio.ensure_future(agent.ExecuteTask(query))
@@ -247,16 +249,20 @@ async def test_an_agent_without_a_repository_uses_the_empty_workspace_of_direct_
 async def test_a_missing_tool_is_reported_at_once(
     agent: Agent, available: tuple[str, ...], context: dict[str, Any]
 ) -> None:
-    query = requested("Mend it", {"repository": "sample", **context}, available_tools=available)
-    code, message = await refused(agent.ExecuteTask(query))
+    query = execute_request(
+        "Mend it", {"repository": "sample", **context}, available_tools=available
+    )
+    code, message = await refusal_of(agent.ExecuteTask(query))
     assert (code, "DiscoverTools" in message) == (grpc.StatusCode.INVALID_ARGUMENT, True), message
     assert not agent.deliberations.task_ids()
 
 
 @pytest.mark.parametrize("allowed", ["files.read", 3, {"a": 1}, [1]])
 async def test_an_invalid_list_of_tools_is_refused(agent: Agent, allowed: Any) -> None:
-    code, message = await refused(
-        agent.ExecuteTask(requested("Mend it", {"repository": "sample", "allowed_tools": allowed}))
+    code, message = await refusal_of(
+        agent.ExecuteTask(
+            execute_request("Mend it", {"repository": "sample", "allowed_tools": allowed})
+        )
     )
     assert (code, "allowed_tools" in message) == (grpc.StatusCode.INVALID_ARGUMENT, True), message
 
@@ -278,7 +284,7 @@ async def test_a_query_names_a_model_by_tier_or_profile_and_reports_the_one_that
 ) -> None:
     running = asyncio.ensure_future(
         agent.ExecuteTask(
-            requested("Why?", requested_by, metadata=common.TaskMetadata(task_id="q-5"))
+            execute_request("Why?", requested_by, metadata=common.TaskMetadata(task_id="q-5"))
         )
     )
     await answer(agent, "q-5", "Because.")
@@ -295,14 +301,16 @@ async def test_a_query_names_a_model_by_tier_or_profile_and_reports_the_one_that
 
 @pytest.mark.parametrize("tier", [4, 1.5, True, "huge"])
 async def test_an_unknown_model_tier_is_refused(agent: Agent, tier: Any) -> None:
-    code, message = await refused(agent.ExecuteTask(requested("Why?", {"model_tier": tier})))
+    code, message = await refusal_of(
+        agent.ExecuteTask(execute_request("Why?", {"model_tier": tier}))
+    )
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert "there are 1 (small), 2 (medium) and 3 (large)" in message
 
 
 async def test_a_task_id_in_a_foreign_format_is_accepted(agent: Agent) -> None:
     meta = common.TaskMetadata(task_id="Task/User_1 42")
-    running = asyncio.ensure_future(agent.ExecuteTask(requested("Why?", metadata=meta)))
+    running = asyncio.ensure_future(agent.ExecuteTask(execute_request("Why?", metadata=meta)))
     async with asyncio.timeout(10):
         while not agent.deliberations.task_ids():
             await asyncio.sleep(0)
@@ -312,7 +320,7 @@ async def test_a_task_id_in_a_foreign_format_is_accepted(agent: Agent) -> None:
 
 async def test_a_query_over_its_budget_ends_as_budget_exceeded(agent: Agent) -> None:
     running = asyncio.ensure_future(
-        agent.ExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="q-3")))
+        agent.ExecuteTask(execute_request("Why?", metadata=common.TaskMetadata(task_id="q-3")))
     )
     over = (
         SeatOutcome(
@@ -335,7 +343,7 @@ async def test_a_failed_query_reports_its_status_and_error(
     agent: Agent, status: DeliberationStatus, code: int
 ) -> None:
     running = asyncio.ensure_future(
-        agent.ExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="q-3")))
+        agent.ExecuteTask(execute_request("Why?", metadata=common.TaskMetadata(task_id="q-3")))
     )
     await answer(
         agent, "q-3", "", status=status, winner_id="", results=(), error_message="nobody knew"
@@ -350,9 +358,9 @@ async def test_a_failed_query_reports_its_status_and_error(
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_the_tools_that_an_agent_ran_are_shown(agent: Agent, *, streamed: bool) -> None:
-    request = requested("Why?", metadata=common.TaskMetadata(task_id="tools"))
+    request = execute_request("Why?", metadata=common.TaskMetadata(task_id="tools"))
     running = asyncio.ensure_future(
-        read(agent.StreamExecuteTask(request)) if streamed else agent.ExecuteTask(request)
+        read_all(agent.StreamExecuteTask(request)) if streamed else agent.ExecuteTask(request)
     )
     async with asyncio.timeout(10):
         while "tools" not in agent.deliberations.task_ids():
@@ -411,7 +419,7 @@ async def test_the_tools_that_an_agent_ran_are_shown(agent: Agent, *, streamed: 
 
 async def test_calls_that_do_not_fit_in_a_message_are_named(agent: Agent) -> None:
     running = asyncio.ensure_future(
-        agent.ExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="many")))
+        agent.ExecuteTask(execute_request("Why?", metadata=common.TaskMetadata(task_id="many")))
     )
     async with asyncio.timeout(10):
         while "many" not in agent.deliberations.task_ids():
@@ -437,8 +445,8 @@ async def test_calls_that_do_not_fit_in_a_message_are_named(agent: Agent) -> Non
 
 
 async def test_usage_is_written_in_the_old_and_the_new_format(agent: Agent) -> None:
-    request = requested("Why?", metadata=common.TaskMetadata(task_id="used"))
-    reading = asyncio.ensure_future(read(agent.StreamExecuteTask(request)))
+    request = execute_request("Why?", metadata=common.TaskMetadata(task_id="used"))
+    reading = asyncio.ensure_future(read_all(agent.StreamExecuteTask(request)))
     async with asyncio.timeout(10):
         while "used" not in agent.deliberations.task_ids():
             await asyncio.sleep(0)
@@ -464,7 +472,7 @@ async def test_usage_is_written_in_the_old_and_the_new_format(agent: Agent) -> N
         "provider": metrics["provider"],
     }
     unary = asyncio.ensure_future(
-        agent.ExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="unary")))
+        agent.ExecuteTask(execute_request("Why?", metadata=common.TaskMetadata(task_id="unary")))
     )
     await answer(agent, "unary", "Because.")
     used = (await unary).metrics.token_usage
@@ -473,8 +481,10 @@ async def test_usage_is_written_in_the_old_and_the_new_format(agent: Agent) -> N
 
 
 async def test_a_stream_plans_and_works_and_ends_with_the_complete_text(agent: Agent) -> None:
-    stream = agent.StreamExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="q-4")))
-    reading = asyncio.ensure_future(read(stream))
+    stream = agent.StreamExecuteTask(
+        execute_request("Why?", metadata=common.TaskMetadata(task_id="q-4"))
+    )
+    reading = asyncio.ensure_future(read_all(stream))
     async with asyncio.timeout(10):
         while "q-4" not in agent.deliberations.task_ids():
             await asyncio.sleep(0)
@@ -513,8 +523,10 @@ async def test_the_reply_is_streamed_as_it_is_written(
 ) -> None:
     agent.deliberations.writes = [Writing("agent-dev-001", text, text) for text in writes]
     reading = asyncio.ensure_future(
-        read(
-            agent.StreamExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="q-4")))
+        read_all(
+            agent.StreamExecuteTask(
+                execute_request("Why?", metadata=common.TaskMetadata(task_id="q-4"))
+            )
         )
     )
     await agent.deliberations.written.wait()
@@ -535,17 +547,19 @@ async def test_the_reply_is_streamed_as_it_is_written(
 
 async def test_a_councils_stream_contains_no_text_of_its_seats(agent: Agent) -> None:
     agent.deliberations.writes = [Writing("agent-dev-001", "Mine", "Mine")]
-    request = requested(
+    request = execute_request(
         "Why?", metadata=common.TaskMetadata(task_id="q-4"), mode=common.EXECUTION_MODE_COMPLEX
     )
-    reading = asyncio.ensure_future(read(agent.StreamExecuteTask(request)))
+    reading = asyncio.ensure_future(read_all(agent.StreamExecuteTask(request)))
     await answer(agent, "q-4", "Because.")
     assert [update.delta for update in await reading if update.delta] == ["Because."]
 
 
 async def test_the_stream_of_a_tool_call_shows_call_and_result(agent: Agent) -> None:
-    updates = await read(
-        agent.StreamExecuteTask(requested(context={"tool_parameters": {"tool": "files.list"}}))
+    updates = await read_all(
+        agent.StreamExecuteTask(
+            execute_request(context={"tool_parameters": {"tool": "files.list"}})
+        )
     )
     assert [update.tool_call.name for update in updates if update.HasField("tool_call")] == [
         "files.list"
@@ -555,7 +569,9 @@ async def test_the_stream_of_a_tool_call_shows_call_and_result(agent: Agent) -> 
 
 
 async def test_a_disconnected_caller_ends_its_query(agent: Agent) -> None:
-    stream = agent.StreamExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="q-5")))
+    stream = agent.StreamExecuteTask(
+        execute_request("Why?", metadata=common.TaskMetadata(task_id="q-5"))
+    )
     await stream.read()
     stream.cancel()
     async with asyncio.timeout(10):

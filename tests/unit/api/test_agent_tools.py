@@ -22,7 +22,7 @@ from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.common import common_pb2 as common
 from moothall.settings import AllSettings
 from moothall.tools.catalogue import CATALOGUE
-from support.agents import Agent, refused, requested, serving_agents
+from support.agents import Agent, execute_request, refusal_of, serving_agents
 from support.callers import OTHER, TOKEN
 from support.deliberation_service import MemoryDeliberations
 
@@ -31,7 +31,7 @@ from support.deliberation_service import MemoryDeliberations
 
 async def test_a_direct_tool_uses_no_model_and_leaves_no_workspace(agent: Agent) -> None:
     response = await agent.ExecuteTask(
-        requested(
+        execute_request(
             context={"tool_parameters": {"tool": "files.read", "path": "a.py", "lines": 3}},
             metadata=common.TaskMetadata(task_id="mine"),
         )
@@ -72,7 +72,7 @@ async def test_a_direct_tool_uses_no_model_and_leaves_no_workspace(agent: Agent)
 async def test_a_tool_name_is_found_in_every_supported_place(
     agent: Agent, context: dict[str, Any], available: tuple[str, ...]
 ) -> None:
-    response = await agent.ExecuteTask(requested(context=context, available_tools=available))
+    response = await agent.ExecuteTask(execute_request(context=context, available_tools=available))
     assert (response.status, response.tool_calls[0].name) == (common.STATUS_CODE_OK, "files.list")
     assert dict(response.tool_calls[0].parameters) == {}
 
@@ -122,8 +122,8 @@ async def test_calls_that_cannot_run_are_refused_with_a_reason(
     code: grpc.StatusCode,
     words: str,
 ) -> None:
-    status_code, details = await refused(
-        agent.ExecuteTask(requested(context=context, available_tools=available))
+    status_code, details = await refusal_of(
+        agent.ExecuteTask(execute_request(context=context, available_tools=available))
     )
     assert (status_code, words in details) == (code, True), details
 
@@ -161,11 +161,11 @@ async def test_calls_that_cannot_run_are_refused_with_a_reason(
 async def test_a_tool_runs_by_its_alias_of_other_systems(
     agent: Agent, name: str, parameters: dict[str, Any], tool: str, arguments: dict[str, Any]
 ) -> None:
-    single = requested(
+    single = execute_request(
         context={"tool_parameters": {"tool": name, **parameters}, "allowed_tools": [name]},
         available_tools=(name,),
     )
-    multiple = requested(context={"tool_calls": [{"tool": name, "parameters": parameters}]})
+    multiple = execute_request(context={"tool_calls": [{"tool": name, "parameters": parameters}]})
     for response in (await agent.ExecuteTask(single), await agent.ExecuteTask(multiple)):
         (call,) = response.tool_calls
         assert (response.status, call.name) == (common.STATUS_CODE_OK, tool), response.error_message
@@ -192,7 +192,9 @@ def test_the_api_document_has_the_table_of_aliases() -> None:
 
 async def test_a_sequence_runs_four_at_a_time_and_answers_in_order(agent: Agent) -> None:
     calls = [{"tool": "slow.ponder"} for _ in range(9)]
-    running = asyncio.ensure_future(agent.ExecuteTask(requested(context={"tool_calls": calls})))
+    running = asyncio.ensure_future(
+        agent.ExecuteTask(execute_request(context={"tool_calls": calls}))
+    )
     async with asyncio.timeout(10):
         while agent.slow.running < 4:
             await asyncio.sleep(0)
@@ -213,7 +215,7 @@ async def test_a_failure_in_a_sequence_is_reported_and_stops_no_other(agent: Age
         {"tool": "files.list"},
         {"tool": "files.write"},
     ]
-    response = await agent.ExecuteTask(requested(context={"tool_calls": calls}))
+    response = await agent.ExecuteTask(execute_request(context={"tool_calls": calls}))
     assert (response.status, response.final_state) == (
         common.STATUS_CODE_ERROR,
         pb.AGENT_STATE_FAILED,
@@ -229,7 +231,7 @@ async def test_a_failure_in_a_sequence_is_reported_and_stops_no_other(agent: Age
 async def test_the_eleventh_dangerous_call_in_a_minute_is_refused_in_any_workspace(
     agent: Agent,
 ) -> None:
-    request = requested(context={"tool_parameters": {"tool": "tests.pytest"}})
+    request = execute_request(context={"tool_parameters": {"tool": "tests.pytest"}})
     responses = [await agent.ExecuteTask(request) for _ in range(11)]
     assert [response.status for response in responses] == [common.STATUS_CODE_OK] * 10 + [
         common.STATUS_CODE_RATE_LIMITED
@@ -243,7 +245,7 @@ async def test_a_result_of_an_earlier_call_is_a_cache_hit_for_the_same_tenant_on
     agent: Agent,
 ) -> None:
     agent.slow.go.set()
-    request = requested(context={"tool_parameters": {"tool": "slow.look"}})
+    request = execute_request(context={"tool_parameters": {"tool": "slow.look"}})
     responses = [await agent.ExecuteTask(request, token) for token in (TOKEN, TOKEN, OTHER)]
     assert [response.metrics.cache_hit for response in responses] == [False, True, False]
     outputs = [
@@ -267,7 +269,7 @@ async def test_tools_are_found_by_words_category_tag_and_danger(agent: Agent) ->
     assert not any(tool.is_dangerous for tool in discovery.tools)
     assert "tests.pytest" not in [tool.id for tool in discovery.tools]
     assert len((await agent.DiscoverTools(pb.DiscoverToolsRequest(max_results=2))).tools) == 2
-    assert (await refused(agent.DiscoverTools(pb.DiscoverToolsRequest(max_results=-1))))[
+    assert (await refusal_of(agent.DiscoverTools(pb.DiscoverToolsRequest(max_results=-1))))[
         0
     ] is grpc.StatusCode.INVALID_ARGUMENT
 
@@ -284,7 +286,7 @@ async def test_a_tool_is_described_completely(agent: Agent) -> None:
     assert json_format.MessageToDict(tool.input_schema)["type"] == "object"
     assert (tool.rate_limit.requests_per_minute, tool.rate_limit.requests_per_hour) == (10, 300)
     assert tool.estimated_duration_ms > 0
-    code, _ = await refused(
+    code, _ = await refusal_of(
         agent.GetToolCapability(pb.GetToolCapabilityRequest(tool_id="files.burn"))
     )
     assert code is grpc.StatusCode.NOT_FOUND
@@ -296,7 +298,7 @@ async def test_capabilities_and_health_match_the_server(agent: Agent) -> None:
     assert list(capabilities.supported_modes) == [1, 2, 3]
     assert (capabilities.max_memory_mb, capabilities.max_concurrent_tasks) == (512, 64)
     running = asyncio.ensure_future(
-        agent.ExecuteTask(requested(context={"tool_parameters": {"tool": "slow.ponder"}}))
+        agent.ExecuteTask(execute_request(context={"tool_parameters": {"tool": "slow.ponder"}}))
     )
     async with asyncio.timeout(10):
         while not agent.slow.running:
@@ -310,7 +312,7 @@ async def test_capabilities_and_health_match_the_server(agent: Agent) -> None:
     assert (await agent.HealthCheck(pb.HealthCheckRequest())).active_tasks == 0
 
 
-async def _stopped() -> tuple[Condition, str]:
+async def _raise_stopped() -> tuple[Condition, str]:
     raise Temporary("the bus is gone")
 
 
@@ -326,7 +328,7 @@ async def _full() -> tuple[Condition, str]:
 @pytest.mark.parametrize(
     ("probe", "healthy", "message"),
     [
-        (Probe(_stopped), False, "down; bus: the bus is gone"),
+        (Probe(_raise_stopped), False, "down; bus: the bus is gone"),
         (Probe(_slow), False, "down; bus: no answer within 0.2 seconds"),
         (Probe(_slow, needed=False), True, "degraded; bus: no answer within 0.2 seconds"),
         (Probe(_full), True, "degraded; bus: nearly full"),

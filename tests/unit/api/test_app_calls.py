@@ -68,7 +68,7 @@ def eve(app: Serving) -> Client:
     return Client(app.channel, OTHER)
 
 
-async def refused(call: Any) -> tuple[grpc.StatusCode, str, str]:
+async def refusal_of(call: Any) -> tuple[grpc.StatusCode, str, str]:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     status, info = rpc_status.from_call(caught.value), error_details_pb2.ErrorInfo()  # type: ignore[arg-type] # it is one
@@ -101,7 +101,7 @@ async def test_a_council_is_created_listed_and_deleted(client: Client) -> None:
     deletion = await client.DeleteCouncil(pb.DeleteCouncilRequest(role="dev"))
     assert (deletion.success, deletion.agents_removed) == (True, 2)
     assert "CreateCouncil" in deletion.message
-    assert (await refused(client.DeleteCouncil(pb.DeleteCouncilRequest(role="dev"))))[
+    assert (await refusal_of(client.DeleteCouncil(pb.DeleteCouncilRequest(role="dev"))))[
         0
     ] is grpc.StatusCode.NOT_FOUND
 
@@ -132,19 +132,19 @@ async def test_a_registered_agent_gets_a_seat_and_its_endpoint_is_never_called(
     colliding_agent = pb.RegisterAgentRequest(
         agent_id="b", role="dev", capabilities=pb.AgentCapabilities(model_profile="x")
     )
-    code, _, message = await refused(client.RegisterAgent(colliding_agent))
+    code, _, message = await refusal_of(client.RegisterAgent(colliding_agent))
     assert (code, message) == (
         grpc.StatusCode.INVALID_ARGUMENT,
         "unknown model_profile 'x'; the settings have: default, large (large)",
     )
-    code, reason, _ = await refused(
+    code, reason, _ = await refusal_of(
         client.RegisterAgent(pb.RegisterAgentRequest(agent_id="specialist", role="dev"))
     )
     assert (code, reason) == (grpc.StatusCode.ALREADY_EXISTS, "ALREADY_EXISTS")
     assert (
         await client.UnregisterAgent(pb.UnregisterAgentRequest(agent_id="specialist", role="dev"))
     ).success
-    code, _, message = await refused(
+    code, _, message = await refusal_of(
         client.UnregisterAgent(pb.UnregisterAgentRequest(agent_id="specialist", role="dev"))
     )
     assert code is grpc.StatusCode.NOT_FOUND
@@ -158,11 +158,11 @@ async def test_tenants_have_separate_councils_stories_and_metrics(
     await client.SubmitDeliberation(pb.DeliberateRequest(task_description="t", role="dev"))
     response = await client.ProcessPlanningEvent(MOVED)
     assert not (await eve.ListCouncils(pb.ListCouncilsRequest())).councils
-    assert (await refused(eve.DeleteCouncil(pb.DeleteCouncilRequest(role="dev"))))[
+    assert (await refusal_of(eve.DeleteCouncil(pb.DeleteCouncilRequest(role="dev"))))[
         0
     ] is grpc.StatusCode.NOT_FOUND
     unregister = pb.UnregisterAgentRequest(agent_id="agent-dev-001", role="dev")
-    assert (await refused(eve.UnregisterAgent(unregister)))[0] is grpc.StatusCode.NOT_FOUND
+    assert (await refusal_of(eve.UnregisterAgent(unregister)))[0] is grpc.StatusCode.NOT_FOUND
     assert (
         await eve.GetStatus(pb.GetStatusRequest(include_stats=True))
     ).stats.total_deliberations == 0
@@ -171,7 +171,7 @@ async def test_tenants_have_separate_councils_stories_and_metrics(
     stolen = pb.DeriveSubtasksRequest(
         case_id="story-1", plan_id="plan-1", roles=["dev"], strategy=publish
     )
-    assert (await refused(eve.DeriveSubtasks(stolen)))[0] is grpc.StatusCode.NOT_FOUND
+    assert (await refusal_of(eve.DeriveSubtasks(stolen)))[0] is grpc.StatusCode.NOT_FOUND
     assert set(response.derived_task_ids).isdisjoint(
         (await eve.ProcessPlanningEvent(MOVED)).derived_task_ids
     )
@@ -261,10 +261,12 @@ async def test_status_and_metrics_are_correct(
         False,
         False,
     )
-    code, _, message = await refused(client.GetMetrics(pb.GetMetricsRequest(metric_type="weather")))
+    code, _, message = await refusal_of(
+        client.GetMetrics(pb.GetMetricsRequest(metric_type="weather"))
+    )
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert "performance, agents, councils" in message
-    assert (await refused(client.GetMetrics(pb.GetMetricsRequest(time_range_ms=-1))))[
+    assert (await refusal_of(client.GetMetrics(pb.GetMetricsRequest(time_range_ms=-1))))[
         0
     ] is grpc.StatusCode.INVALID_ARGUMENT
     (council,) = (await client.ListCouncils(pb.ListCouncilsRequest(include_agents=True))).councils
@@ -288,7 +290,7 @@ async def test_orchestrate_returns_winner_and_candidates_in_ranking_order(
         repository=common_pb2.Repository(id="repo"),
     )
     async with asyncio.TaskGroup() as group:
-        call = group.create_task(_awaited(client.Orchestrate(orchestrate_request)))
+        call = group.create_task(_await_call(client.Orchestrate(orchestrate_request)))
         await deliberations.submitted.wait()
         request = deliberations.request("task-1")
         results = tuple(
@@ -334,7 +336,7 @@ async def test_the_reason_for_a_missing_winner_is_shown(
 ) -> None:
     async with asyncio.TaskGroup() as group:
         call = group.create_task(
-            _awaited(client.Orchestrate(pb.OrchestrateRequest(task_description="t", role="qa")))
+            _await_call(client.Orchestrate(pb.OrchestrateRequest(task_description="t", role="qa")))
         )
         await deliberations.submitted.wait()
         (task_id,) = deliberations.task_ids()
@@ -384,7 +386,7 @@ async def test_the_storys_context_is_added_to_the_task(
 async def test_unknown_parameters_are_refused(
     client: Client, options: pb.OrchestratorOptions, message: str
 ) -> None:
-    code, _, details = await refused(
+    code, _, details = await refusal_of(
         client.Orchestrate(pb.OrchestrateRequest(task_description="t", role="dev", options=options))
     )
     assert code is grpc.StatusCode.INVALID_ARGUMENT
@@ -395,7 +397,7 @@ async def test_different_story_and_case_ids_are_refused(client: Client) -> None:
     contradicting = pb.OrchestrateRequest(
         task_description="t", role="dev", story_id="a", case_id="b"
     )
-    assert "differ" in (await refused(client.Orchestrate(contradicting)))[2]
+    assert "differ" in (await refusal_of(client.Orchestrate(contradicting)))[2]
 
 
 async def test_a_planning_event_derives_tasks_once(client: Client) -> None:
@@ -441,10 +443,10 @@ async def test_a_tasks_context_is_shown(client: Client, graph: MemoryGraph) -> N
     strange = pb.GetTaskContextRequest(
         case_id="story-1", options=pb.ContextOptions(scopes=["secrets"])
     )
-    assert "the scopes are story" in (await refused(client.GetTaskContext(strange)))[2]
+    assert "the scopes are story" in (await refusal_of(client.GetTaskContext(strange)))[2]
 
 
-async def _awaited(call: Any) -> Any:
+async def _await_call(call: Any) -> Any:
     return await call
 
 
@@ -457,7 +459,7 @@ async def test_a_derived_task_is_pending_until_its_predecessors_have_ended(
             pb.GetDeliberationResultRequest(task_id=task_id)
         )
         assert waiting.status == pb.DELIBERATION_STATUS_PENDING
-        code, _, _ = await refused(
+        code, _, _ = await refusal_of(
             eve.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=task_id))
         )
         assert code is grpc.StatusCode.NOT_FOUND
@@ -503,9 +505,11 @@ async def test_operators_set_quotas_of_any_tenant_and_others_see_only_their_own(
         eve.GetQuotas(pb.GetQuotasRequest(tenant="local")),
         eve.SetQuotas(pb.SetQuotasRequest(quotas=pb.Quotas(deliberations=9))),
     ):
-        assert (await refused(request))[0] is grpc.StatusCode.PERMISSION_DENIED
+        assert (await refusal_of(request))[0] is grpc.StatusCode.PERMISSION_DENIED
     negative_quotas = pb.SetQuotasRequest(quotas=pb.Quotas(tokens_per_month=-1))
-    assert (await refused(client.SetQuotas(negative_quotas)))[0] is grpc.StatusCode.INVALID_ARGUMENT
+    assert (await refusal_of(client.SetQuotas(negative_quotas)))[
+        0
+    ] is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_deliberations_are_listed_in_pages_by_state_and_search_words(
@@ -548,6 +552,6 @@ async def test_deliberations_are_listed_in_pages_by_state_and_search_words(
         pb.ListDeliberationsRequest(page_size=1001),
         pb.ListDeliberationsRequest(page_token="-1"),
     ):
-        assert (await refused(client.ListDeliberations(invalid_request)))[
+        assert (await refusal_of(client.ListDeliberations(invalid_request)))[
             0
         ] is grpc.StatusCode.INVALID_ARGUMENT

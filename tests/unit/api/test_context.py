@@ -27,7 +27,7 @@ from moothall.stories.notes import scopes
 from moothall.testing.bus import MemoryBus
 from support.callers import OTHER, TOKEN, Client, api_dependencies, serving, with_parts
 from support.deliberation_service import MemoryDeliberations
-from support.event_log import EventLog, recorded
+from support.event_log import EventLog, as_recorded
 from support.working import DRAFT
 
 CALL_OPTIONS: Any = {"metadata": [("authorization", f"Bearer {TOKEN}")], "timeout": 20}
@@ -37,8 +37,10 @@ CALL_OPTIONS: Any = {"metadata": [("authorization", f"Bearer {TOKEN}")], "timeou
 async def graph(tmp_path: Path) -> AsyncIterator[CypherGraph]:
     async with embedded_store(tmp_path / "context.kgl", query_seconds=30) as store:
         graph = CypherGraph(store)
-        await graph.project(recorded(EventLog("task-a").completed().events))
-        await graph.project(recorded(EventLog("task-b", "story-2", days=1).completed().events, 100))
+        await graph.project(as_recorded(EventLog("task-a").completed().events))
+        await graph.project(
+            as_recorded(EventLog("task-b", "story-2", days=1).completed().events, 100)
+        )
         yield graph
 
 
@@ -147,7 +149,7 @@ async def test_a_bundle_stays_unchanged_and_private_to_its_caller(graph: CypherG
         assert (bundle.generated_at_ms, bundle.expires_at_ms) == (1_000_000, 1_060_000)
         later_log = EventLog("task-c", "story-2", days=2)
         await graph.project(
-            recorded(
+            as_recorded(
                 [later_log.of_story(EventType.STORY_COMMENTED, comment="much later", actor="ann")],
                 200,
             )

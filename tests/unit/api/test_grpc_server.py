@@ -220,7 +220,7 @@ async def test_calls_in_flight_may_end_within_the_grace_time(
         call = app.client.Deliberate(
             pb.DeliberateRequest(task_description="t", role="dev", task_id="task-1")
         )
-        answer = group.create_task(_answered(call))
+        answer = group.create_task(_await_call(call))
         await deliberations.submitted.wait()
         group.create_task(_decide_soon(deliberations))
     assert answer.result().status == pb.DELIBERATION_STATUS_CANCELLED
@@ -233,7 +233,7 @@ async def test_a_call_that_waits_too_long_may_be_repeated_and_its_work_goes_on(
         call = app.client.Deliberate(
             pb.DeliberateRequest(task_description="t", role="dev", task_id="task-1")
         )
-        answer = asyncio.ensure_future(_answered(call))
+        answer = asyncio.ensure_future(_await_call(call))
         await deliberations.submitted.wait()
     with pytest.raises(
         grpc.aio.AioRpcError, match="send the request again with the same id"
@@ -275,7 +275,7 @@ async def test_a_slow_release_is_reported_too() -> None:
         call = app.client.Deliberate(
             pb.DeliberateRequest(task_description="t", role="dev", task_id="task-1")
         )
-        answer = asyncio.ensure_future(_answered(call))
+        answer = asyncio.ensure_future(_await_call(call))
         await deliberations.submitted.wait()
     with pytest.raises(grpc.aio.AioRpcError, match="send the request again with the same id"):
         await answer
@@ -317,7 +317,7 @@ async def test_a_stopping_server_reports_not_serving_while_it_accepts_calls(
             watch.cancel()
 
 
-async def _answered(call: Any) -> Any:
+async def _await_call(call: Any) -> Any:
     return await call
 
 

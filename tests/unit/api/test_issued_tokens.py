@@ -30,9 +30,9 @@ from support.provider import (
     by_nobody,
     by_somebody,
     by_the_public_key,
-    changed_after,
     honest,
     provider,
+    with_foreign_payload,
 )
 
 ROLES = {"product": ("po",), "operations": ("operator",), "guests": ("reader",)}
@@ -65,7 +65,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def issued(identity_provider: Provider, clock: Clock, **overrides: Any) -> IssuedTokens:
+def issued_tokens(identity_provider: Provider, clock: Clock, **overrides: Any) -> IssuedTokens:
     return IssuedTokens(Issuer(settings(identity_provider.issuer, **overrides), clock))
 
 
@@ -77,7 +77,7 @@ async def test_claims_name_the_caller_its_tenant_and_its_roles(
         "groups": ["product", "operations", "others"],
         "org": "team-a",
     }
-    tokens = issued(identity_provider, clock, tenant_claim="org")
+    tokens = issued_tokens(identity_provider, clock, tenant_claim="org")
     caller = await tokens.find(identity_provider.access_token())
     assert caller is not None
     assert caller.principal == Principal("ci", "team-a", operator=True, roles=frozenset({"po"}))
@@ -102,7 +102,7 @@ async def test_a_token_not_issued_for_this_server_is_refused_with_the_reason(
     identity_provider: Provider, clock: Clock, case: str
 ) -> None:
     claims, reason = REFUSED[case]
-    tokens = issued(identity_provider, clock)
+    tokens = issued_tokens(identity_provider, clock)
     token = identity_provider.access_token(**claims)
     with pytest.raises(Unauthenticated) as refused:
         await tokens.find(token)
@@ -116,7 +116,7 @@ FORGED: dict[str, Forge] = {
     "signed with the public key": by_the_public_key,
     "signed by somebody else": by_somebody,
     "with a key of its own": by_a_key_of_its_own,
-    "changed after it was signed": changed_after,
+    "changed after it was signed": with_foreign_payload,
     "no token": lambda *_: "a.b.c",
     "deep": lambda *_: "e" * 90_000 + ".a.b",
 }
@@ -127,7 +127,7 @@ async def test_a_forged_token_is_refused(
     identity_provider: Provider, clock: Clock, forgery: str
 ) -> None:
     identity_provider.forge = FORGED[forgery]
-    tokens = issued(identity_provider, clock)
+    tokens = issued_tokens(identity_provider, clock)
     with pytest.raises(Unauthenticated, match="the access token is refused"):
         await tokens.find(identity_provider.access_token())
     identity_provider.forge = honest
@@ -138,7 +138,7 @@ async def test_a_new_key_is_fetched_without_a_restart_but_not_for_every_token(
     identity_provider: Provider, clock: Clock
 ) -> None:
     identity_provider.published = ("one",)
-    tokens = issued(identity_provider, clock)
+    tokens = issued_tokens(identity_provider, clock)
     old = identity_provider.access_token()
     assert await tokens.find(old) is not None
     identity_provider.published, identity_provider.kid = ("two",), "two"
@@ -156,7 +156,7 @@ async def test_a_new_key_is_fetched_without_a_restart_but_not_for_every_token(
 async def test_a_withdrawn_key_is_dropped_after_fifteen_minutes(
     identity_provider: Provider, clock: Clock
 ) -> None:
-    tokens = issued(identity_provider, clock)
+    tokens = issued_tokens(identity_provider, clock)
     identity_provider.published = ("one",)
     assert await tokens.find(identity_provider.access_token()) is not None
     identity_provider.published = ("two",)
@@ -171,7 +171,7 @@ async def test_known_keys_survive_a_failed_fetch_and_unknown_ones_are_retried(
     identity_provider: Provider, clock: Clock
 ) -> None:
     identity_provider.published = ("one",)
-    tokens = issued(identity_provider, clock)
+    tokens = issued_tokens(identity_provider, clock)
     assert await tokens.find(identity_provider.access_token()) is not None
     identity_provider.keys_status, clock.now = 500, 1000.0
     assert await tokens.find(identity_provider.access_token()) is not None
@@ -206,7 +206,10 @@ async def test_an_issuer_needs_no_sign_in_endpoints(
         "token_endpoint": "",
         "end_session_endpoint": "",
     }
-    assert await issued(identity_provider, clock).find(identity_provider.access_token()) is not None
+    assert (
+        await issued_tokens(identity_provider, clock).find(identity_provider.access_token())
+        is not None
+    )
 
 
 async def test_an_unreachable_issuer_is_a_temporary_error() -> None:

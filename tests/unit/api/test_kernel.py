@@ -63,7 +63,7 @@ async def kernel(
         yield Kernel(app.channel)
 
 
-async def created(kernel: Kernel, **fields: Any) -> pb.CreateTaskResponse:
+async def create_task(kernel: Kernel, **fields: Any) -> pb.CreateTaskResponse:
     request_fields = {"prompt": "What does greet do?", "workspace": "sample", **fields}
     response: pb.CreateTaskResponse = await kernel.CreateTask(
         pb.CreateTaskRequest(**request_fields)
@@ -87,7 +87,7 @@ def execution(
     return request
 
 
-async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
+async def refusal_of(call: Any) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return caught.value.code(), str(caught.value.details())
@@ -96,7 +96,7 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
 async def test_a_task_is_a_deliberation_of_one_seat(
     deliberations: MemoryDeliberations, kernel: Kernel
 ) -> None:
-    task = await created(
+    task = await create_task(
         kernel, agent="QA", budget=common_pb2.Budget(tokens=1000), task_id="mine", ref="main"
     )
     request = deliberations.request("mine")
@@ -107,20 +107,20 @@ async def test_a_task_is_a_deliberation_of_one_seat(
         1000,
     )
     assert request.repository == RepositoryRef(id="sample", ref="main")
-    qa_task = await created(
+    qa_task = await create_task(
         kernel, agent="QA", budget=common_pb2.Budget(tokens=1000), task_id="mine", ref="main"
     )
     assert qa_task.task_id == task.task_id == "mine"
     assert qa_task.capability_token != ""
-    code, _ = await refused(
+    code, _ = await refusal_of(
         kernel.CreateTask(pb.CreateTaskRequest(prompt="another", task_id="mine"))
     )
     assert code is grpc.StatusCode.ALREADY_EXISTS
-    await created(kernel, workspace="https://example.test/x.git", task_id="by-url")
+    await create_task(kernel, workspace="https://example.test/x.git", task_id="by-url")
     assert deliberations.request("by-url").repository == RepositoryRef(
         url="https://example.test/x.git"
     )
-    text = await created(kernel, workspace="", task_id="text")
+    text = await create_task(kernel, workspace="", task_id="text")
     assert (
         deliberations.request("text").repository,
         deliberations.request("text").role,
@@ -135,7 +135,7 @@ async def test_a_task_is_a_deliberation_of_one_seat(
 async def test_events_are_streamed_in_order_and_a_reconnecting_client_misses_none(
     deliberations: MemoryDeliberations, kernel: Kernel
 ) -> None:
-    task = await created(kernel)
+    task = await create_task(kernel)
     first = kernel.StreamTaskEvents(pb.StreamTaskEventsRequest(task_id=task.task_id))
     begun = await first.read()
     assert (begun.type, begun.seq) == ("moothall.deliberation.requested", 1)
@@ -165,17 +165,17 @@ async def test_events_are_streamed_in_order_and_a_reconnecting_client_misses_non
     ]
     assert sequence_numbers == [1, 2, 3, 4]
     theirs = kernel.StreamTaskEvents(pb.StreamTaskEventsRequest(task_id=task.task_id), OTHER)
-    assert (await refused(theirs.read()))[0] is grpc.StatusCode.NOT_FOUND
+    assert (await refusal_of(theirs.read()))[0] is grpc.StatusCode.NOT_FOUND
     invalid_stream = kernel.StreamTaskEvents(
         pb.StreamTaskEventsRequest(task_id=task.task_id, after_seq=-1)
     )
-    assert (await refused(invalid_stream.read()))[0] is grpc.StatusCode.INVALID_ARGUMENT
+    assert (await refusal_of(invalid_stream.read()))[0] is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_tool_runs_once_per_execution_id_in_the_workspace_of_its_task(
     kernel: Kernel, backend: SessionsFixture
 ) -> None:
-    task = await created(kernel)
+    task = await create_task(kernel)
     assert backend.fake_workspaces.fake_workspaces == {}  # opened when it is called
     answers = await asyncio.gather(
         *(kernel.ExecuteTool(execution(task, f"e-{number}")) for number in (1, 2, 3))
@@ -188,7 +188,7 @@ async def test_a_tool_runs_once_per_execution_id_in_the_workspace_of_its_task(
     repeated_answer = await kernel.ExecuteTool(execution(task, "e-1"))
     assert repeated_answer == answers[0]
     assert len(fake_workspace.calls) == 3
-    assert (await refused(kernel.ExecuteTool(execution(task, "e-1", path="b.py"))))[
+    assert (await refusal_of(kernel.ExecuteTool(execution(task, "e-1", path="b.py"))))[
         0
     ] is grpc.StatusCode.ALREADY_EXISTS
     blocked = await kernel.ExecuteTool(execution(task, "e-4", "git.push", branch="main"))
@@ -209,26 +209,26 @@ async def test_an_additional_port_serves_the_same_services(
         ),
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
-        assert (await created(Kernel(channel), task_id="elsewhere")).task_id == "elsewhere"
+        assert (await create_task(Kernel(channel), task_id="elsewhere")).task_id == "elsewhere"
 
 
 async def test_a_capability_token_is_bound_to_its_task_and_caller(kernel: Kernel) -> None:
-    task, other_task = await created(kernel), await created(kernel)
+    task, other_task = await create_task(kernel), await create_task(kernel)
     crossed = pb.CreateTaskResponse(
         task_id=other_task.task_id, capability_token=task.capability_token
     )
-    text = await created(kernel, workspace="")
+    text = await create_task(kernel, workspace="")
     for request, token in (
         (execution(crossed), TOKEN),
         (execution(task), OTHER),
         (execution(pb.CreateTaskResponse(task_id=task.task_id)), TOKEN),
         (execution(text), TOKEN),
     ):
-        assert (await refused(kernel.ExecuteTool(request, token)))[
+        assert (await refusal_of(kernel.ExecuteTool(request, token)))[
             0
         ] is grpc.StatusCode.PERMISSION_DENIED
-    assert "execution_id" in (await refused(kernel.ExecuteTool(execution(task, ""))))[1]
-    assert (await refused(kernel.ExecuteTool(execution(task), "nobody")))[
+    assert "execution_id" in (await refusal_of(kernel.ExecuteTool(execution(task, ""))))[1]
+    assert (await refusal_of(kernel.ExecuteTool(execution(task), "nobody")))[
         0
     ] is grpc.StatusCode.UNAUTHENTICATED
 
@@ -236,27 +236,27 @@ async def test_a_capability_token_is_bound_to_its_task_and_caller(kernel: Kernel
 async def test_an_error_at_the_opening_is_reported_and_harmless(
     kernel: Kernel, backend: SessionsFixture
 ) -> None:
-    missing = await created(kernel, workspace="nowhere")
+    missing = await create_task(kernel, workspace="nowhere")
     for _ in range(2):
-        code, message = await refused(kernel.ExecuteTool(execution(missing)))
+        code, message = await refusal_of(kernel.ExecuteTool(execution(missing)))
         assert (code, message) == (grpc.StatusCode.NOT_FOUND, "no repository 'nowhere'")
     for _ in range(2):
-        assert (await kernel.ExecuteTool(execution(await created(kernel)))).status == "success"
-    assert (await refused(kernel.ExecuteTool(execution(await created(kernel)))))[
+        assert (await kernel.ExecuteTool(execution(await create_task(kernel)))).status == "success"
+    assert (await refusal_of(kernel.ExecuteTool(execution(await create_task(kernel)))))[
         0
     ] is grpc.StatusCode.RESOURCE_EXHAUSTED
     unknown = backend.session_manager.token(LOCAL, "task-unknown", "dev", 60)
     unknown_task = pb.CreateTaskResponse(task_id="task-unknown", capability_token=unknown)
     assert (
         "there is no open workspace"
-        in (await refused(kernel.ExecuteTool(execution(unknown_task))))[1]
+        in (await refusal_of(kernel.ExecuteTool(execution(unknown_task))))[1]
     )
 
 
 async def test_cancelling_closes_the_workspace_permanently(
     deliberations: MemoryDeliberations, kernel: Kernel, backend: SessionsFixture
 ) -> None:
-    task = await created(kernel)
+    task = await create_task(kernel)
     await kernel.ExecuteTool(execution(task))
     response = await kernel.CancelTask(
         pb.CancelTaskRequest(task_id=task.task_id, reason="changed my mind")
@@ -264,12 +264,12 @@ async def test_cancelling_closes_the_workspace_permanently(
     assert response.status == "CANCELLED"
     assert deliberations.cancelled == {task.task_id: "changed my mind"}
     assert backend.fake_workspaces.closed == [task.task_id]
-    code, words = await refused(kernel.ExecuteTool(execution(task, "e-2")))
+    code, words = await refusal_of(kernel.ExecuteTool(execution(task, "e-2")))
     assert (code, "was cancelled" in words) == (grpc.StatusCode.PERMISSION_DENIED, True)
     assert (
         await kernel.CancelTask(pb.CancelTaskRequest(task_id=task.task_id))
     ).status == "CANCELLED"
-    assert (await refused(kernel.CancelTask(pb.CancelTaskRequest(task_id=task.task_id), OTHER)))[
+    assert (await refusal_of(kernel.CancelTask(pb.CancelTaskRequest(task_id=task.task_id), OTHER)))[
         0
     ] is grpc.StatusCode.NOT_FOUND
 
@@ -281,11 +281,11 @@ async def test_tasks_of_two_tenants_with_the_same_id_have_separate_workspaces(
         prompt="What does greet do?", workspace="sample", task_id="same"
     )
     ours = await kernel.CreateTask(create_request)
-    assert (await refused(kernel.ExecuteTool(execution(ours), OTHER)))[
+    assert (await refusal_of(kernel.ExecuteTool(execution(ours), OTHER)))[
         0
     ] is grpc.StatusCode.PERMISSION_DENIED
     unknown = pb.CancelTaskRequest(task_id="same")
-    assert await refused(kernel.CancelTask(unknown, OTHER)) == (
+    assert await refusal_of(kernel.CancelTask(unknown, OTHER)) == (
         grpc.StatusCode.NOT_FOUND,
         "no deliberation 'same'",
     )
@@ -304,7 +304,7 @@ async def test_tasks_of_two_tenants_with_the_same_id_have_separate_workspaces(
         "elsewhere_same": 1,
     }
     crossed = pb.CreateTaskResponse(task_id="same", capability_token=ours.capability_token)
-    assert (await refused(kernel.ExecuteTool(execution(crossed, "e-2"), OTHER)))[
+    assert (await refusal_of(kernel.ExecuteTool(execution(crossed, "e-2"), OTHER)))[
         0
     ] is grpc.StatusCode.PERMISSION_DENIED
     await kernel.CancelTask(unknown, OTHER)

@@ -61,7 +61,7 @@ async def test_a_waiting_client_gets_the_outcome(
 ) -> None:
     async with asyncio.TaskGroup() as group:
         call = group.create_task(
-            _waited(
+            _deliberate(
                 client,
                 pb.DeliberateRequest(task_description="t", role="dev", rounds=1, num_agents=3),
             )
@@ -78,7 +78,7 @@ async def test_a_waiting_client_gets_the_outcome(
     assert deliberations.request(task_id).rounds == 1
 
 
-async def _waited(client: Client, request: pb.DeliberateRequest) -> pb.DeliberateResponse:
+async def _deliberate(client: Client, request: pb.DeliberateRequest) -> pb.DeliberateResponse:
     answer: pb.DeliberateResponse = await client.Deliberate(request)
     return answer
 
@@ -407,7 +407,7 @@ async def test_concurrent_calls_keep_their_own_principals(
             deliberate_request = pb.DeliberateRequest(
                 task_description="t", role="dev", task_id=f"task-{n}"
             )
-            group.create_task(_submitted(mine if n % 2 else hers, deliberate_request))
+            group.create_task(_submit(mine if n % 2 else hers, deliberate_request))
     assert {
         task_id: deliberations.deliberation(task_id).principal
         for task_id in deliberations.task_ids()
@@ -417,5 +417,5 @@ async def test_concurrent_calls_keep_their_own_principals(
     }
 
 
-async def _submitted(client: Client, request: pb.DeliberateRequest) -> None:
+async def _submit(client: Client, request: pb.DeliberateRequest) -> None:
     await client.SubmitDeliberation(request)

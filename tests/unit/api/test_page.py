@@ -182,21 +182,21 @@ async def test_a_board_is_identical_across_sessions_and_has_no_session_secret(
     forms = [await browser.sign_in()]
     card = await browser.dependencies.stories.board.create(DRAFT, owner(browser), key="one")
 
-    async def drawn() -> str:
+    async def draw_page() -> str:
         text = (await browser.get("/")).text
         assert text.count(forms[-1]) == 2  # signing out, and moving
         return text.partition('<div id="board">')[2].partition("<script")[0]
 
-    first = await drawn()
+    first = await draw_page()
     assert f'form="mover" formaction="/stories/{card.story.id}/move"' in first
     forms.append(await browser.sign_in())
     assert forms[0] != forms[1]
-    assert await drawn() == first
+    assert await draw_page() == first
     moved = await browser.send(
         f"/stories/{card.story.id}/move", event="refine", form=forms[1], back="board"
     )
     assert (moved.status, moved.headers["Location"]) == (303, "/")
-    assert "Submit → design" in await drawn()
+    assert "Submit → design" in await draw_page()
     await browser.sign_in(OTHER)
     assert DRAFT.title not in (await browser.get("/")).text
 

@@ -36,10 +36,10 @@ from support.provider import (
     by_nobody,
     by_somebody,
     by_the_public_key,
-    changed,
-    changed_after,
     honest,
     provider,
+    with_claims,
+    with_foreign_payload,
 )
 
 ROLES = {"product": ("po", "architect"), "operations": ("operator",), "guests": ("reader",)}
@@ -149,19 +149,19 @@ FORGED: dict[str, Forge] = {
     "signed with the public key": by_the_public_key,
     "signed by somebody else": by_somebody,
     "with a key of its own": by_a_key_of_its_own,
-    "changed after it was signed": changed_after,
-    "for another client": changed(aud="somebody-else"),
-    "for another client too, and made for it": changed(
+    "changed after it was signed": with_foreign_payload,
+    "for another client": with_claims(aud="somebody-else"),
+    "for another client too, and made for it": with_claims(
         aud=[CLIENT, "somebody-else"], azp="somebody-else"
     ),
-    "for several, of which none is named": changed(aud=[CLIENT, "somebody-else"]),
-    "of another provider": changed(iss="http://127.0.0.1:1"),
-    "of another sign-in": changed(nonce="of-another"),
-    "without a nonce": changed(nonce=None),
-    "expired": changed(iat=NOW - 7200, exp=NOW - 3600),
-    "for ever": changed(exp=None),
-    "of the future": changed(iat=NOW + 7200, exp=NOW + 10_800),
-    "of nobody": changed(sub=None),
+    "for several, of which none is named": with_claims(aud=[CLIENT, "somebody-else"]),
+    "of another provider": with_claims(iss="http://127.0.0.1:1"),
+    "of another sign-in": with_claims(nonce="of-another"),
+    "without a nonce": with_claims(nonce=None),
+    "expired": with_claims(iat=NOW - 7200, exp=NOW - 3600),
+    "for ever": with_claims(exp=None),
+    "of the future": with_claims(iat=NOW + 7200, exp=NOW + 10_800),
+    "of nobody": with_claims(sub=None),
     "no token": lambda *_: "rubbish",
     "nothing": lambda *_: "",
 }

@@ -19,7 +19,7 @@ from moothall.errors import ModelUnavailable
 from moothall.testing.bus import MemoryBus
 from support.callers import OTHER, TOKENS, api_dependencies, with_parts
 from support.deliberation_service import MemoryDeliberations
-from support.rest import Web, call, opened, problem, serving_http
+from support.rest import Web, call, open_workspace, problem, serving_http
 from support.session_manager import SessionsFixture, open_session_manager
 
 SAMPLE = {"repository": {"id": "sample"}, "role": "DEV"}
@@ -27,7 +27,7 @@ EVERYWHERE = "0.0.0.0"  # noqa: S104 - refused
 
 
 async def test_a_workspace_is_opened_used_and_closed(web: Web, backend: SessionsFixture) -> None:
-    workspace = await opened(web, ttl_seconds=60)
+    workspace = await open_workspace(web, ttl_seconds=60)
     answer = await web("POST", "/v1/tools/files.read", call(workspace, path="a.py"))
     assert (answer.status, answer.json["status"], answer.json["request_id"]) == (
         200,
@@ -78,7 +78,7 @@ async def test_requests_without_a_valid_token_are_refused(
 
 
 async def test_a_stolen_capability_is_useless_to_another_tenant(web: Web) -> None:
-    workspace = await opened(web)
+    workspace = await open_workspace(web)
     stolen = await web("POST", "/v1/tools/files.read", call(workspace, path="a.py"), token=OTHER)
     assert problem(stolen)[:2] == (403, "REFUSED")
     assert (
@@ -173,7 +173,7 @@ async def test_requests_with_our_host_and_origin_are_answered(backend: SessionsF
 async def test_a_request_of_a_disconnected_client_stops_its_tool(
     web: Web, backend: SessionsFixture
 ) -> None:
-    workspace = await opened(web)
+    workspace = await open_workspace(web)
     fake_workspace = backend.fake_workspaces.fake_workspaces[workspace["workspace_id"]]
     fake_workspace.open.clear()
     requesting = asyncio.ensure_future(
@@ -193,7 +193,7 @@ async def test_a_request_of_a_disconnected_client_stops_its_tool(
 async def test_a_repeated_request_runs_after_the_first_clients_disconnect(
     web: Web, backend: SessionsFixture
 ) -> None:
-    workspace = await opened(web)
+    workspace = await open_workspace(web)
     fake_workspace = backend.fake_workspaces.fake_workspaces[workspace["workspace_id"]]
     fake_workspace.open.clear()
     first = asyncio.ensure_future(web("POST", "/v1/tools/files.read", call(workspace, path="a.py")))
@@ -256,7 +256,7 @@ async def test_an_allowed_parked_request_runs_once(tmp_path: Path) -> None:
         async with serving_http(dependencies) as web, asyncio.TaskGroup() as group:
             assert backend.parking is not None
             following = group.create_task(backend.parking.run())
-            workspace = await opened(web)
+            workspace = await open_workspace(web)
             parked = await web("POST", "/v1/tools/files.delete", call(workspace, path="a.py"))
             assert parked.json["status"] == "parked"
             (waiting,) = (await web("GET", "/v1/parked")).json["parked"]

@@ -25,7 +25,7 @@ from moothall.pb.tool.v1 import tool_pb2
 from moothall.tool_sessions.executions import Executions
 from support.callers import OTHER, TOKEN, Client, Serving, api_dependencies, with_parts
 from support.deliberation_service import MemoryDeliberations
-from support.rest import Web, call, opened, problem, serving_http
+from support.rest import Web, call, open_workspace, problem, serving_http
 from support.session_manager import SessionsFixture
 
 ASK = {"task_description": "Add hello_world()", "role": "DEV", "task_id": "task-1"}
@@ -152,7 +152,7 @@ async def test_a_disconnect_cancels_a_deliberate_call_but_not_a_stream(
 
 
 async def test_tool_calls_use_the_same_tokens(over_http: Web, backend: SessionsFixture) -> None:
-    workspace = await opened(over_http)
+    workspace = await open_workspace(over_http)
     body = call(workspace, path="a.py") | {"tool": "files.read"}
     answer = await over_http("POST", f"{TOOLS}/CallTool", body)
     assert (answer.status, answer.json["status"], answer.json["output"]["path"]) == (

@@ -35,7 +35,7 @@ from moothall.errors import ConfigurationError
 from moothall.telemetry import metrics
 from support.callers import EVERYWHERE, TOKEN, TOKENS, api_dependencies, certificate, with_parts
 from support.deliberation_service import MemoryDeliberations
-from support.rest import Web, call, opened, problem, serving_http
+from support.rest import Web, call, open_workspace, problem, serving_http
 from support.session_manager import SessionsFixture
 
 
@@ -125,7 +125,7 @@ async def test_more_requests_than_allowed_are_refused(backend: SessionsFixture) 
         with_parts(api_dependencies(MemoryDeliberations()), sessions=backend.session_manager),
         calls=1,
     ) as web:
-        workspace = await opened(web)
+        workspace = await open_workspace(web)
         fake_workspace = backend.fake_workspaces.fake_workspaces[workspace["workspace_id"]]
         fake_workspace.open.clear()
         requesting = asyncio.ensure_future(
@@ -368,7 +368,7 @@ async def test_a_stopping_server_waits_for_running_requests_and_stops_late_ones(
     backend: SessionsFixture,
 ) -> None:
     async with serving_http(dependencies(backend)) as web:
-        workspace = await opened(web)
+        workspace = await open_workspace(web)
         fake_workspace = backend.fake_workspaces.fake_workspaces[workspace["workspace_id"]]
         for grace, status in ((5.0, "success"), (0.1, "")):
             async with AsyncExitStack() as stack:

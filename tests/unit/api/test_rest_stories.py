@@ -177,13 +177,13 @@ async def test_a_comment_on_a_line_reaches_the_seats_once_per_key(
     assert (
         problem(await web("POST", f"{task}/steer", {"message": "x", "task_id": "task-2"}))[0] == 400
     )
-    steering_events = [event.data async for event in _steered(deliberations)]
+    steering_events = [event.data async for event in _steering_events(deliberations)]
     assert len({event["key"] for event in steering_events}) == 1, (
         "both requests have the same key, so the deliberation service treats them as one"
     )
 
 
-async def _steered(deliberations: MemoryDeliberations) -> AsyncIterator[Any]:
+async def _steering_events(deliberations: MemoryDeliberations) -> AsyncIterator[Any]:
     async for recorded in deliberations.watch("task-1", 0, LOCAL):
         if recorded.event.type is EventType.DELIBERATION_STEERED:
             yield recorded.event

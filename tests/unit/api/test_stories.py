@@ -59,7 +59,7 @@ async def calls(deliberations: MemoryDeliberations, bus: MemoryBus) -> AsyncIter
         yield Calls(app.channel)
 
 
-async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
+async def refusal_of(call: Any) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await call
     return error.value.code(), error.value.details() or ""
@@ -69,7 +69,7 @@ async def test_a_story_on_an_unknown_repository_is_refused(
     calls: Calls, deliberations: MemoryDeliberations
 ) -> None:
     deliberations.unable["ghost"] = NotFound("no repository 'ghost'")
-    code, message = await refused(
+    code, message = await refusal_of(
         calls.CreateStory(pb.CreateStoryRequest(**STORY, repository="ghost"))
     )
     assert (code, message) == (grpc.StatusCode.NOT_FOUND, "no repository 'ghost'")
@@ -79,7 +79,7 @@ async def test_a_story_on_an_unknown_repository_is_refused(
 async def test_a_missing_title_is_reported_before_an_unknown_repository(
     calls: Calls,
 ) -> None:
-    code, message = await refused(
+    code, message = await refusal_of(
         calls.CreateStory(pb.CreateStoryRequest(**{**STORY, "title": " "}, repository="sample"))
     )
     assert (code, message.partition(":")[0]) == (
@@ -129,27 +129,27 @@ async def test_a_story_is_created_listed_moved_and_shown(calls: Calls, bus: Memo
 async def test_refusals_have_distinct_status_codes(calls: Calls) -> None:
     story_id = (await calls.CreateStory(pb.CreateStoryRequest(**STORY))).story_id
     ask = pb.TransitionRequest
-    code, message = await refused(calls.Transition(ask(story_id=story_id, event="accept")))
+    code, message = await refusal_of(calls.Transition(ask(story_id=story_id, event="accept")))
     assert (code, "possible are refine" in message) == (grpc.StatusCode.INVALID_ARGUMENT, True)
-    code, message = await refused(
+    code, message = await refusal_of(
         calls.Transition(ask(story_id=story_id, event="refine", actor="boss"))
     )
     assert (code, "in another user's name" in message) == (
         grpc.StatusCode.PERMISSION_DENIED,
         True,
     )
-    assert (await refused(calls.Transition(ask(story_id=story_id, event="refine"), OTHER)))[
+    assert (await refusal_of(calls.Transition(ask(story_id=story_id, event="refine"), OTHER)))[
         0
     ] is grpc.StatusCode.NOT_FOUND
     other_story = await calls.CreateStory(pb.CreateStoryRequest(**STORY), OTHER)
-    code, message = await refused(
+    code, message = await refusal_of(
         calls.Transition(ask(story_id=other_story.story_id, event="refine"), OTHER)
     )
     assert (code, "one of the roles po" in message) == (grpc.StatusCode.PERMISSION_DENIED, True)
-    assert (await refused(calls.CreateStory(pb.CreateStoryRequest())))[
+    assert (await refusal_of(calls.CreateStory(pb.CreateStoryRequest())))[
         0
     ] is grpc.StatusCode.INVALID_ARGUMENT
-    assert (await refused(calls.GetStory(pb.GetStoryRequest(story_id="story-none"))))[
+    assert (await refusal_of(calls.GetStory(pb.GetStoryRequest(story_id="story-none"))))[
         0
     ] is grpc.StatusCode.NOT_FOUND
 
@@ -173,7 +173,9 @@ async def test_a_watcher_gets_every_transition_and_misses_none_after_reconnectin
     second_watch = calls.WatchStories(pb.WatchStoriesRequest(after_seq=first.seq))
     assert await anext(aiter(second_watch)) == second
     second_watch.cancel()
-    code, _ = await refused(anext(aiter(calls.WatchStories(pb.WatchStoriesRequest(after_seq=-1)))))
+    code, _ = await refusal_of(
+        anext(aiter(calls.WatchStories(pb.WatchStoriesRequest(after_seq=-1))))
+    )
     assert code is grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -203,11 +205,11 @@ async def test_comments_on_a_story_and_on_a_line(
         ("In French.", 1),
     ]
     on.line = 2
-    code, words = await refused(
+    code, words = await refusal_of(
         calls.Comment(pb.CommentRequest(story_id=story.story_id, comment="x", on=on))
     )
     assert (code, "no such line 2" in words) == (grpc.StatusCode.INVALID_ARGUMENT, True)
-    code, _ = await refused(
+    code, _ = await refusal_of(
         calls.Comment(pb.CommentRequest(story_id=story.story_id, comment="x"), OTHER)
     )
     assert code is grpc.StatusCode.NOT_FOUND
@@ -256,7 +258,7 @@ async def test_tasks_are_shown_and_changed_before_they_begin(
             [[], ["1"]],
         )
         change_request.tasks[1].description = "too late"
-        code, words = await refused(calls.ChangePlan(change_request))
+        code, words = await refusal_of(calls.ChangePlan(change_request))
         assert (code, "changed by local since" in words) == (grpc.StatusCode.ABORTED, True)
-        code, _ = await refused(calls.ChangePlan(change_request, OTHER))
+        code, _ = await refusal_of(calls.ChangePlan(change_request, OTHER))
         assert code in {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.PERMISSION_DENIED}

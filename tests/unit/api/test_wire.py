@@ -300,11 +300,11 @@ def kind_of(field: FieldDescriptor) -> str:
     return f"[]{kind}" if field.is_repeated else kind + optional
 
 
-def described(message: Descriptor) -> dict[str, tuple[int, str]]:
+def describe_message(message: Descriptor) -> dict[str, tuple[int, str]]:
     return {field.name: (field.number, kind_of(field)) for field in message.fields}
 
 
-def promised(table: str) -> dict[str, tuple[int, str]]:
+def read_specification(table: str) -> dict[str, tuple[int, str]]:
     fields: dict[str, tuple[int, str]] = {}
     for number, entry in enumerate(filter(None, table.split(", ")), start=1):
         match = re.fullmatch(r"(\w+) (\S+)(?: = (\d+))?", entry)
@@ -315,17 +315,23 @@ def promised(table: str) -> dict[str, tuple[int, str]]:
 
 @pytest.mark.parametrize("name", MESSAGES)
 def test_orchestrator_messages_match_the_specification(name: str) -> None:
-    assert described(pb.DESCRIPTOR.message_types_by_name[name]) == promised(MESSAGES[name])
+    assert describe_message(pb.DESCRIPTOR.message_types_by_name[name]) == read_specification(
+        MESSAGES[name]
+    )
 
 
 @pytest.mark.parametrize("name", COMMON)
 def test_shared_messages_match_the_specification(name: str) -> None:
-    assert described(common_pb2.DESCRIPTOR.message_types_by_name[name]) == promised(COMMON[name])
+    assert describe_message(
+        common_pb2.DESCRIPTOR.message_types_by_name[name]
+    ) == read_specification(COMMON[name])
 
 
 @pytest.mark.parametrize("name", KERNEL)
 def test_kernel_messages_match_the_specification(name: str) -> None:
-    assert described(kernel_pb2.DESCRIPTOR.message_types_by_name[name]) == promised(KERNEL[name])
+    assert describe_message(
+        kernel_pb2.DESCRIPTOR.message_types_by_name[name]
+    ) == read_specification(KERNEL[name])
 
 
 def test_kernel_rpcs_match_the_specification() -> None:
@@ -350,10 +356,10 @@ def test_runner_messages_match_the_specification() -> None:
         runner_pb2.DESCRIPTOR.services_by_name["SecureRunner"].full_name == "runner.v1.SecureRunner"
     )
     messages = {
-        name: described(message)
+        name: describe_message(message)
         for name, message in runner_pb2.DESCRIPTOR.message_types_by_name.items()
     }
-    assert messages == {name: promised(table) for name, table in RUNNER.items()}
+    assert messages == {name: read_specification(table) for name, table in RUNNER.items()}
 
 
 def test_orchestrator_rpcs_match_the_specification() -> None:
@@ -378,7 +384,7 @@ def test_deliberation_states_match_the_specification() -> None:
     ("module", "name"), [(module, name) for module, named in SHANNON.items() for name in named]
 )
 def test_agent_service_messages_match_the_specification(module: Any, name: str) -> None:
-    assert described(module.DESCRIPTOR.message_types_by_name[name]) == promised(
+    assert describe_message(module.DESCRIPTOR.message_types_by_name[name]) == read_specification(
         SHANNON[module][name]
     )
 

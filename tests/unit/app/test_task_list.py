@@ -38,7 +38,7 @@ def request_event(task: str) -> Event:
     return new_event(EventType.DELIBERATION_REQUESTED, task, dump(d), time=NOW.isoformat())
 
 
-def decided(task: str) -> Event:
+def decision_event(task: str) -> Event:
     outcome = Outcome(task, DeliberationStatus.COMPLETED, role="dev")
     return new_event(EventType.DELIBERATION_DECIDED, task, dump(outcome), time=NOW.isoformat())
 
@@ -61,7 +61,7 @@ async def list_ids(data_dir: Path, request: ListRequest) -> list[str] | None:
 
 async def test_the_serving_process_lists_its_tasks(tmp_path: Path) -> None:
     events = [request_event(f"t{number}") for number in range(3)]
-    ends = [decided("t0"), decided("t1")]
+    ends = [decision_event("t0"), decision_event("t1")]
     tasks = await tasks_of(*events, *ends, active=("t2",))
     async with serve_task_list(tasks, tmp_path):
         assert await list_ids(tmp_path, ListRequest()) == ["t2", "t1", "t0"]

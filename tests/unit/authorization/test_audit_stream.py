@@ -213,7 +213,7 @@ async def test_a_change_to_a_remote_chain_is_detected(tmp_path: Path) -> None:
     assert (await read_stream_chains(stream.replay(), KEY)).remote == {}
 
 
-def signed(record: dict[str, Any], records: list[Any], **fields: Any) -> Event:
+def signed_event(record: dict[str, Any], records: list[Any], **fields: Any) -> Event:
     """Return a false record of a host, signed with the key of hosts."""
     mac = head_mac(HOSTS, Path("local", "far"), Head(int(record["seq"]), record["hash"]))
     data = {"writer": "far", "record": record, "mac": mac, "records": records, **fields}
@@ -223,16 +223,18 @@ def signed(record: dict[str, Any], records: list[Any], **fields: Any) -> Event:
 @pytest.mark.parametrize(
     "event",
     [
-        signed({"seq": 9, "hash": "0"}, []),
-        signed({"seq": 9, "hash": "0", "prev": []}, [{"seq": 8, "hash": []}]),
-        signed({"seq": 9, "hash": "0", "prev": None}, [{"seq": 8}]),
-        signed({"seq": 9, "hash": "0", "prev": "1"}, [{"seq": 8, "hash": "1"}]),
-        signed({"seq": 9.5, "hash": "0", "prev": "1"}, [{"seq": 8.5, "hash": "1", "prev": "0"}]),
-        signed({"seq": -9, "hash": "0", "prev": "1"}, []),
-        signed({"seq": 9, "hash": "0", "prev": "1"}, [], mac={}),
-        signed({"seq": 9, "hash": "0", "prev": "1", "phase": []}, []),
-        signed({"seq": 9, "hash": "0", "prev": "1", "tool": None}, []),
-        signed({"seq": 9, "hash": "0", "prev": "1", "phase": "approved", "time": [1]}, []),
+        signed_event({"seq": 9, "hash": "0"}, []),
+        signed_event({"seq": 9, "hash": "0", "prev": []}, [{"seq": 8, "hash": []}]),
+        signed_event({"seq": 9, "hash": "0", "prev": None}, [{"seq": 8}]),
+        signed_event({"seq": 9, "hash": "0", "prev": "1"}, [{"seq": 8, "hash": "1"}]),
+        signed_event(
+            {"seq": 9.5, "hash": "0", "prev": "1"}, [{"seq": 8.5, "hash": "1", "prev": "0"}]
+        ),
+        signed_event({"seq": -9, "hash": "0", "prev": "1"}, []),
+        signed_event({"seq": 9, "hash": "0", "prev": "1"}, [], mac={}),
+        signed_event({"seq": 9, "hash": "0", "prev": "1", "phase": []}, []),
+        signed_event({"seq": 9, "hash": "0", "prev": "1", "tool": None}, []),
+        signed_event({"seq": 9, "hash": "0", "prev": "1", "phase": "approved", "time": [1]}, []),
     ],
     ids=lambda event: str(event.data["record"]),
 )

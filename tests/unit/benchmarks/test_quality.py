@@ -78,7 +78,7 @@ def test_a_reply_is_read_with_and_without_a_fence(tmp_path: Path) -> None:
 def test_a_method_is_compared_only_on_problems_the_bare_model_was_given(tmp_path: Path) -> None:
     parsed = problem(tmp_path)
 
-    def tried(seen: int, hidden: int) -> dict[str, Any]:
+    def result_row(seen: int, hidden: int) -> dict[str, Any]:
         usage = {"prompt_tokens": 90, "completion_tokens": 10, "cached_tokens": 50, "calls": 1}
         return {
             "seen": seen,
@@ -91,9 +91,9 @@ def test_a_method_is_compared_only_on_problems_the_bare_model_was_given(tmp_path
 
     frame = {"problem": parsed.id, "date": "2026-01-02", "version": "abc"}
     rows = [
-        {**frame, "way": "bare", "tries": [tried(2, 4), tried(3, 4), tried(3, 1)]},
-        {**frame, "way": "seat", **tried(3, 4)},
-        {**frame, "way": "council", **tried(1, 0)},
+        {**frame, "way": "bare", "tries": [result_row(2, 4), result_row(3, 4), result_row(3, 1)]},
+        {**frame, "way": "seat", **result_row(3, 4)},
+        {**frame, "way": "council", **result_row(1, 0)},
     ]
     page = report_page(rows, (parsed,), 1, Settings())
     assert "| bare, one sample | 0 of 1 (0%) | - | 50% | 1.0 | 2 |" in page

@@ -7,7 +7,7 @@ from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 
 
-def won(*, proven: bool, final_state: str = "committed") -> Outcome:
+def won_outcome(*, proven: bool, final_state: str = "committed") -> Outcome:
     return Outcome(
         "t", DeliberationStatus.COMPLETED, winner_id="a", proven=proven, final_state=final_state
     )
@@ -26,10 +26,10 @@ FAILED, LATE, UNSTARTED = SeatStatus.FAILED, SeatStatus.LATE, SeatStatus.UNSTART
 @pytest.mark.parametrize(
     ("outcome", "code"),
     [
-        (won(proven=True), 0),
-        (won(proven=False), 3),
-        (won(proven=False, final_state="answered"), 3),
-        (won(proven=True, final_state="failed"), 2),
+        (won_outcome(proven=True), 0),
+        (won_outcome(proven=False), 3),
+        (won_outcome(proven=False, final_state="answered"), 3),
+        (won_outcome(proven=True, final_state="failed"), 2),
         (failed_outcome((FAILED, "OUT_OF_TURNS"), (FAILED, "NO_CHANGES")), 1),
         (failed_outcome((FAILED, "MODEL_UNAVAILABLE"), (FAILED, "OUT_OF_TURNS")), 1),
         (failed_outcome((FAILED, "MODEL_UNAVAILABLE"), (FAILED, "CONFIGURATION")), 2),
@@ -58,5 +58,5 @@ def test_a_lost_candidate_outweighs_an_unavailable_part() -> None:
 
 
 def test_a_text_answer_needs_no_proof() -> None:
-    assert exit_code(won(proven=False, final_state="answered"), answers=True) == 0
-    assert exit_code(won(proven=False), answers=True) == 3
+    assert exit_code(won_outcome(proven=False, final_state="answered"), answers=True) == 0
+    assert exit_code(won_outcome(proven=False), answers=True) == 3

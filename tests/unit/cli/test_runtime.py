@@ -57,11 +57,11 @@ def test_a_bug_is_reported_with_its_cause_at_any_depth(
         error = ExceptionGroup("unhandled errors", [error])
 
     @report_errors
-    def broken() -> None:
+    def run_into_bug() -> None:
         raise error
 
     with pytest.raises(SystemExit) as ended:
-        broken()
+        run_into_bug()
     assert ended.value.code == 2
     assert "ValueError: the cause" in capsys.readouterr().err
 

@@ -77,7 +77,7 @@ class TwoCollectors:
         return [mine.deliveries for mine in self.repositories]
 
 
-def mixed(stories: Iterable[Story], seed: int) -> list[Event]:
+def interleave(stories: Iterable[Story], seed: int) -> list[Event]:
     """Return the events of concurrent deliberations."""
     chance = random.Random(seed)  # noqa: S311 - no secret
     remaining = [list(story.events) for story in stories]
@@ -103,7 +103,7 @@ async def test_two_collectors_share_the_work_and_decide_and_deliver_once(
     expected, _ = await with_one(full("task-a"))
     bus = FaultyBus()
     async with TwoCollectors(bus) as pair:
-        for event in mixed(map(full, TASKS), seed):
+        for event in interleave(map(full, TASKS), seed):
             await bus.publish(event)
         await until(lambda: len(bus.decisions) == len(TASKS) and not bus.pending)
         await until(lambda: all(collector.active_count == 0 for collector in pair.collectors))

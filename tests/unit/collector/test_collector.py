@@ -51,7 +51,7 @@ def statuses(bus: FaultyBus, task_id: str = "task-a") -> list[str]:
     return [status for key, status in bus.history if key == task_id]
 
 
-async def undisturbed(story: Story) -> tuple[dict[str, Any], dict[str, str]]:
+async def undisturbed_end(story: Story) -> tuple[dict[str, Any], dict[str, str]]:
     bus, repositories = FaultyBus(), Remembering()
     async with running(bus, repositories):
         await publish_story(bus, story)
@@ -95,7 +95,7 @@ async def test_an_ended_council_is_decided_delivered_and_shown() -> None:
 async def test_a_collector_killed_after_any_event_decides_the_same_once(
     killed_after: int,
 ) -> None:
-    expected, branches = await undisturbed(full())
+    expected, branches = await undisturbed_end(full())
     bus, repositories = FaultyBus(), Remembering()
     async with running(bus, repositories):
         for event in full().events[:killed_after]:
@@ -110,7 +110,7 @@ async def test_a_collector_killed_after_any_event_decides_the_same_once(
 
 
 async def test_a_collector_killed_at_any_step_decides_the_same_once() -> None:
-    expected, branches = await undisturbed(full())
+    expected, branches = await undisturbed_end(full())
     for steps in range(0, 400, 7):
         bus, repositories = FaultyBus(), Remembering()
         await publish_story(bus, full())
@@ -126,7 +126,7 @@ async def test_a_collector_killed_at_any_step_decides_the_same_once() -> None:
 
 
 async def test_repeated_and_reordered_deliveries_change_nothing() -> None:
-    expected, _ = await undisturbed(full())
+    expected, _ = await undisturbed_end(full())
     for seed in range(20):
         bus, repositories = FaultyBus(), Remembering()
         chance = random.Random(seed)  # noqa: S311 - no secret
@@ -141,7 +141,7 @@ async def test_repeated_and_reordered_deliveries_change_nothing() -> None:
 
 @pytest.mark.parametrize("act", ["publish", "replay", "put"])
 async def test_a_temporary_bus_failure_is_retried(act: str) -> None:
-    expected, _ = await undisturbed(full())
+    expected, _ = await undisturbed_end(full())
     bus, repositories = FaultyBus(), Remembering()
     await publish_story(bus, full())
     bus.failures[act] = 5
@@ -290,7 +290,7 @@ async def test_a_text_answer_is_not_delivered() -> None:
 
 
 async def test_a_malformed_event_is_dead_lettered_and_the_rest_is_decided() -> None:
-    expected, _ = await undisturbed(full())
+    expected, _ = await undisturbed_end(full())
     bus = FaultyBus()
     malformed = [
         new_event(
@@ -310,7 +310,7 @@ async def test_a_malformed_event_is_dead_lettered_and_the_rest_is_decided() -> N
 
 
 async def test_an_earlier_decision_is_shown_and_not_repeated() -> None:
-    expected, _ = await undisturbed(full())
+    expected, _ = await undisturbed_end(full())
     bus, repositories = FaultyBus(), Remembering()
     await publish_story(bus, full())
     await bus.publish(

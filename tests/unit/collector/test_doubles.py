@@ -65,7 +65,7 @@ def crosses(story: Story, proposal: Proposal, author: Proposal, *, passed: bool)
     return story.add(EventType.CHECK_FINISHED, {**about, "evidence": evidence, **author_fields})
 
 
-def folded(story: Story) -> DeliberationState:
+def fold_story(story: Story) -> DeliberationState:
     state = None
     for event in story.events:
         state = fold(state, event)
@@ -79,7 +79,7 @@ def test_evidence_belongs_to_the_proposal_it_judged() -> None:
     checks(story, good_proposal, passed=True)
     for seat in SEATS:
         story.finished(seat)
-    outcome = decide(folded(story))
+    outcome = decide(fold_story(story))
     assert [result.diff for result in outcome.results] == [
         good_proposal.diff
     ]  # the judged one remains
@@ -95,7 +95,7 @@ def test_the_earlier_of_two_judged_proposals_counts_with_its_own_evidence() -> N
     story.add(EventType.SEAT_REVIEWED, {**about, "review": dump(Review(SECOND, FIRST, 1.0))})
     for seat in SEATS:
         story.finished(seat)
-    outcome = decide(folded(story))
+    outcome = decide(fold_story(story))
     assert [result.diff for result in outcome.results] == [bad_proposal.diff]
     assert outcome.results[0].checks == {"applies": "passed", "tests": "failed"}
     assert outcome.results[0].reviews == ()  # they belonged to the other one
@@ -113,5 +113,5 @@ def test_tests_changed_by_their_author_in_a_revision_no_longer_count() -> None:
     crosses(story, solved, revised, passed=True)
     for seat in SEATS:
         story.finished(seat)
-    place = next(result for result in decide(folded(story)).results if result.seat == FIRST)
+    place = next(result for result in decide(fold_story(story)).results if result.seat == FIRST)
     assert "Passes the tests of another author." in place.reasons

@@ -100,16 +100,16 @@ def test_every_secret_can_come_from_a_file(
         load_settings()
     file.write_text("from-the-file\n", encoding="utf-8")
 
-    def read() -> str:
+    def read_settings() -> str:
         section = getattr(load_settings(), path[0])
         secret = getattr(section, path[1])
         assert isinstance(secret, SecretStr)
         return secret.get_secret_value()
 
-    assert read() == "from-the-file"
+    assert read_settings() == "from-the-file"
     assert "from-the-file" not in load_settings().model_dump_json()
     monkeypatch.setenv(variable, "given-itself")
-    assert read() == "given-itself"
+    assert read_settings() == "given-itself"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from moothall.domain.outcome import Outcome
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.tool import Bounds
 from moothall.testing.model import phase_of, seat_of
-from support.council import ONE, TWO, append, by_seat, outcome_from, review, scripted
+from support.council import ONE, TWO, answer_with_approaches, append, by_seat, outcome_from, review
 from support.judged_base import PYTEST, judged_base
 
 OTHER = '\n\ndef hello_world() -> str:\n    return "Hello, " + "World!"\n'
@@ -106,7 +106,7 @@ async def _deliberate(council: Any, second_answer: str) -> Outcome:
             return review(9 if seat_of(headers) == ONE else 3)
         return append() if seat_of(headers) == ONE else append(second_answer)
 
-    async with council(scripted(answer)) as app:
+    async with council(answer_with_approaches(answer)) as app:
         app.workspaces.forgetful = True
         deliberation = app.deliberation("tests_then_verify", 2, max_turns=1)
         return outcome_from(deliberation, await app.run(deliberation))

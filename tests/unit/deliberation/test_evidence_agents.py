@@ -19,7 +19,7 @@ from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.outcome import Outcome
 from moothall.testing.model import Fault, NativeReply, phase_of, seat_of, step_of
-from support.council import ONE, TWO, forever, of, scripted
+from support.council import ONE, TWO, answer_with_approaches, forever, of
 from support.repos import SAMPLE
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
@@ -93,7 +93,7 @@ def council_of(
     return answer
 
 
-def decided(app: Any, events: list[Event], d: Any) -> Outcome:
+def outcome_of(app: Any, events: list[Event], d: Any) -> Outcome:
     """Return the collector's decision on the events."""
     state = fold(None, new_event(EventType.DELIBERATION_REQUESTED, d.task_id, dump(d)))
     for event in events:
@@ -115,7 +115,7 @@ async def test_the_test_writer_reproduces_the_answer_of_a_council_of_one(native:
     ) as app:
         d = app.deliberation("single", 1, description=TASK)
         events = await app.run(d)
-    outcome = decided(app, events, d)
+    outcome = outcome_of(app, events, d)
     assert (outcome.winner_id, outcome.evidence_level) == (ONE, EvidenceLevel.REPRODUCED)
     reasons = "\n".join(outcome.results[0].reasons)
     assert (
@@ -164,7 +164,7 @@ async def test_the_test_writer_gets_the_tasks_examples_and_a_list_of_missed_ones
         if message["role"] == "tool" and "None of" in message["content"]
     ]
     assert prompt.endswith(f"None of your tests has these examples of the task:\n{listed}")
-    outcome = decided(app, events, d)
+    outcome = outcome_of(app, events, d)
     assert outcome.evidence_level is EvidenceLevel.REPRODUCED
     assert "tests/test_b.py::test_example" in "\n".join(outcome.results[0].reasons)
 
@@ -207,7 +207,9 @@ async def test_the_test_writer_continues_after_losing_its_workspace(native: Any)
         events = await app.run(d)
         opened = app.workspaces.opened.count("task-1-test-writer")
     assert opened == 2
-    assert "tests/test_b.py::test_example" in "\n".join(decided(app, events, d).results[0].reasons)
+    assert "tests/test_b.py::test_example" in "\n".join(
+        outcome_of(app, events, d).results[0].reasons
+    )
 
 
 async def test_cases_beyond_the_limit_of_the_reader_do_not_count(native: Any) -> None:
@@ -234,7 +236,7 @@ async def test_a_special_cased_answer_loses_because_it_fails_the_test_writers_te
     async with native(answer, files=FILES, evidence=WRITER_ONLY) as app:
         d = app.deliberation("vote", 2, description=TASK)
         events = await app.run(d)
-    outcome = decided(app, events, d)
+    outcome = outcome_of(app, events, d)
     assert (outcome.winner_id, outcome.evidence_level) == (TWO, EvidenceLevel.REPRODUCED)
     special_cased = outcome.results[1]
     assert special_cased.evidence_level is EvidenceLevel.UNPROVEN
@@ -254,7 +256,7 @@ async def test_a_test_that_contradicts_the_task_is_dropped_with_the_reason(nativ
     ) as app:
         d = app.deliberation("single", 1, description=TASK)
         events = await app.run(d)
-    outcome = decided(app, events, d)
+    outcome = outcome_of(app, events, d)
     assert outcome.evidence_level is EvidenceLevel.UNPROVEN
     assert any(
         "test_odd: does not fit the task: the task says 180" in reason
@@ -268,7 +270,7 @@ async def test_a_test_that_no_model_could_compare_with_the_task_does_not_count(n
     ) as app:
         d = app.deliberation("single", 1, description=TASK)
         events = await app.run(d)
-    outcome = decided(app, events, d)
+    outcome = outcome_of(app, events, d)
     assert outcome.evidence_level is EvidenceLevel.UNPROVEN
     assert any(
         "no model could compare it with the task" in reason for reason in outcome.results[0].reasons
@@ -283,7 +285,7 @@ async def test_tests_that_fail_on_every_answer_are_reported_and_count_for_nobody
     ) as app:
         d = app.deliberation("single", 1, description=TASK)
         events = await app.run(d)
-    outcome = decided(app, events, d)
+    outcome = outcome_of(app, events, d)
     reasons = "\n".join(outcome.results[0].reasons)
     assert (
         "a test of the test writer fails on every answer: tests/test_discount.py::test_half, so "
@@ -317,7 +319,7 @@ async def test_a_test_that_fails_on_every_answer_refutes_all_if_the_task_require
         d = app.deliberation("single", 1, description=TASK)
         events = await app.run(d)
         calls = [call for call in app.server.requests if "/test-writer/verify/3." in call.call_id]
-    outcome = decided(app, events, d)
+    outcome = outcome_of(app, events, d)
     reasons = "\n".join(outcome.results[0].reasons)
     assert len(calls) == 1
     assert "test_half" in calls[0].prompt
@@ -344,7 +346,7 @@ async def test_changes_of_the_test_writer_outside_tests_are_never_run(native: An
         events = await app.run(d)
     (report,) = reports(events)
     assert "HELPER = True" not in report["diff"]
-    assert decided(app, events, d).evidence_level is EvidenceLevel.UNPROVEN
+    assert outcome_of(app, events, d).evidence_level is EvidenceLevel.UNPROVEN
 
 
 @pytest.mark.parametrize("case", ["proven", "off", "small"])
@@ -410,7 +412,7 @@ async def test_the_test_of_the_tie_breaker_decides(native: Any) -> None:
     async with native(answer, files=FILES, evidence=BREAKER_ONLY) as app:
         d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
         events = await app.run(d)
-    outcome = decided(app, events, d)
+    outcome = outcome_of(app, events, d)
     assert (outcome.winner_id, outcome.evidence_level, outcome.undecided) == (
         TWO,
         EvidenceLevel.REPRODUCED,
@@ -444,7 +446,7 @@ async def test_a_tie_breaker_test_that_passes_on_the_base_selects_nothing_and_re
     async with native(answer, files=FILES, evidence=BREAKER_ONLY) as app:
         d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
         events = await app.run(d)
-    outcome = decided(app, events, d)
+    outcome = outcome_of(app, events, d)
     assert (outcome.winner_id, outcome.evidence_level) == (TWO, EvidenceLevel.UNPROVEN)
     assert not outcome.undecided
 
@@ -476,13 +478,13 @@ async def test_a_tie_that_the_tie_breaker_leaves_open_is_reviewed(
         d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
         events = await app.run(d)
     assert len(of(events, EventType.SEAT_REVIEWED)) == 2
-    assert any(reason_text in reason for reason in decided(app, events, d).results[0].reasons)
+    assert any(reason_text in reason for reason in outcome_of(app, events, d).results[0].reasons)
 
 
 REVIEWS = EvidenceSettings(agents=("reviewers",))
 
 
-def reviewed(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def answer_reviews_with(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Reply to calls of the reviewing phases with `answer`, and to the others as two seats with
     equally good answers.
     """
@@ -490,7 +492,7 @@ def reviewed(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda body, headers: (answer if phase_of(headers) == "verify" else seats)(body, headers)
 
 
-def submitted(score: int, **overrides: str) -> tuple[str, Mapping[str, Any]]:
+def submit_call(score: int, **overrides: str) -> tuple[str, Mapping[str, Any]]:
     fields = {
         "does_the_task": "It does.",
         "breaks": "",
@@ -512,14 +514,16 @@ async def test_a_reviewer_has_the_answer_in_its_workspace_and_tokens_to_reason(n
             return NativeReply((view,), reasoning="word " * 3000)
         special = "180 if" in str(body["messages"][-1])
         review_call = (
-            submitted(1, serves_tests="180 is written into the code") if special else submitted(9)
+            submit_call(1, serves_tests="180 is written into the code")
+            if special
+            else submit_call(9)
         )
         return NativeReply((review_call,), reasoning="word " * 3000)
 
-    async with native(reviewed(review), files=FILES, evidence=REVIEWS) as app:
+    async with native(answer_reviews_with(review), files=FILES, evidence=REVIEWS) as app:
         d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
         events = await app.run(d)
-    outcome = decided(app, events, d)
+    outcome = outcome_of(app, events, d)
     assert outcome.winner_id == ONE
     scores = {
         data["candidate"]: data["review"]["score"] for data in of(events, EventType.SEAT_REVIEWED)
@@ -538,15 +542,15 @@ async def test_a_reviewer_that_never_answers_is_reported_and_not_replaced(
     def review(_body: Any, headers: Any) -> Any:
         if seat_of(headers) == TWO:
             return Fault("status", status=500)
-        return NativeReply((submitted(2),))
+        return NativeReply((submit_call(2),))
 
-    async with native(reviewed(review), files=FILES, evidence=REVIEWS) as app:
+    async with native(answer_reviews_with(review), files=FILES, evidence=REVIEWS) as app:
         d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
         events = await app.run(d)
         call_ids = [
             call.call_id for call in app.server.requests if f"/{TWO}/verify/" in call.call_id
         ]
-    outcome = decided(app, events, d)
+    outcome = outcome_of(app, events, d)
     assert {call_id.rpartition("/")[2] for call_id in call_ids} >= {"1.101", "1.1.2"}, (
         "it is called twice"
     )
@@ -561,13 +565,13 @@ async def test_a_reviewer_that_never_answers_is_reported_and_not_replaced(
 
 async def test_a_silent_reviewer_is_reported_before_the_deadline(native: Any) -> None:
     def review(_body: Any, headers: Any) -> Any:
-        return forever() if seat_of(headers) == TWO else NativeReply((submitted(2),))
+        return forever() if seat_of(headers) == TWO else NativeReply((submit_call(2),))
 
-    async with native(reviewed(review), files=FILES, evidence=REVIEWS) as app:
+    async with native(answer_reviews_with(review), files=FILES, evidence=REVIEWS) as app:
         d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0, seconds=30)
         events = await app.run(d)
     assert any(report["missing"] and report["candidate"] == ONE for report in reports(events))
-    mine = next(result for result in decided(app, events, d).results if result.seat == ONE)
+    mine = next(result for result in outcome_of(app, events, d).results if result.seat == ONE)
     assert any("1 of 1 reviews is missing" in reason for reason in mine.reasons)
 
 
@@ -591,7 +595,7 @@ async def test_the_test_writers_tests_also_run_on_a_second_wave(native: Any) -> 
             for call in app.server.requests
             if call.call_id.endswith("/test-writer/verify/0.1")
         ]
-    outcome = decided(app, events, d)
+    outcome = outcome_of(app, events, d)
     assert len(writer_calls) == 1
     assert outcome.evidence_level is EvidenceLevel.REPRODUCED, outcome.results[0].reasons
     assert "price * percent // 100" in outcome.diff
@@ -615,10 +619,10 @@ async def test_a_missing_review_is_reported_for_models_without_tools(council: An
             }
         )
 
-    async with council(scripted(answer), files=FILES, evidence=ALL) as app:
+    async with council(answer_with_approaches(answer), files=FILES, evidence=ALL) as app:
         d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0, max_turns=1)
         events = await app.run(d)
-    theirs = next(result for result in decided(app, events, d).results if result.seat == TWO)
+    theirs = next(result for result in outcome_of(app, events, d).results if result.seat == TWO)
     assert any(
         "1 of 1 reviews is missing" in reason and "no review" in reason for reason in theirs.reasons
     )

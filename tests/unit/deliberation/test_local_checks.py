@@ -34,7 +34,7 @@ CASES = {
 }
 
 
-def prepared(milliseconds: int, cases: dict[str, str] | None = None, **run: Any) -> Prepared:
+def prepared_base(milliseconds: int, cases: dict[str, str] | None = None, **run: Any) -> Prepared:
     results = CASES if cases is None else cases
     verdict = Verdict.FAILED if "failed" in results.values() else Verdict.PASSED
     base = CheckRun("tests", verdict, results, duration_ms=milliseconds, **run)
@@ -48,14 +48,14 @@ def patch(*paths: str, tests: tuple[str, ...] = ()) -> Patch:
 
 
 def test_a_quick_suite_runs_completely() -> None:
-    assert list(select_checks(prepared(9000), patch("src/pkg/a.py"), frozenset(), 10)) == [
+    assert list(select_checks(prepared_base(9000), patch("src/pkg/a.py"), frozenset(), 10)) == [
         CheckScope("tests")
     ]
 
 
 def test_a_slow_suite_runs_the_failing_cases_and_those_of_the_changed_module() -> None:
     (scope,) = select_checks(
-        prepared(60_000, durations=dict.fromkeys(CASES, 100)),
+        prepared_base(60_000, durations=dict.fromkeys(CASES, 100)),
         patch("src/pkg/a.py"),
         frozenset(),
         10,
@@ -68,7 +68,7 @@ def test_a_slow_suite_runs_the_failing_cases_and_those_of_the_changed_module() -
 def test_changed_tests_and_cases_lost_in_the_re_check_are_run_too() -> None:
     lost_cases = frozenset({"tests/test_b.py::x"})
     change = patch("src/pkg/c.py", "tests/test_new.py", tests=("tests/test_new.py",))
-    (scope,) = select_checks(prepared(60_000), change, lost_cases, 10)
+    (scope,) = select_checks(prepared_base(60_000), change, lost_cases, 10)
     assert scope == CheckScope(
         "tests", False, ("tests/test_b.py::red", "tests/test_b.py::x"), ("tests/test_new.py",)
     )
@@ -101,13 +101,13 @@ def test_nearby_cases_fit_into_the_time_limit() -> None:
         "tests/test_a.py::two": 5000,
     }
     (scope,) = select_checks(
-        prepared(60_000, durations=durations), patch("src/pkg/a.py"), frozenset(), 10
+        prepared_base(60_000, durations=durations), patch("src/pkg/a.py"), frozenset(), 10
     )
     assert scope.cases == ("tests/test_b.py::red", "tests/test_a.py::one")
 
 
 def test_a_slow_check_without_cases_is_left_to_the_re_check_unless_it_failed() -> None:
-    passed = prepared(60_000, {})
+    passed = prepared_base(60_000, {})
     assert list(select_checks(passed, patch("src/pkg/a.py"), frozenset(), 10)) == []
     red = Prepared(
         passed.base, "k", FILES, {"tests": CheckRun("tests", Verdict.FAILED, duration_ms=60_000)}
@@ -126,19 +126,19 @@ def test_a_slow_check_without_cases_is_left_to_the_re_check_unless_it_failed() -
 def test_cases_that_failed_on_the_base_are_always_run(
     cases: dict[str, str], milliseconds: int, paths: set[str]
 ) -> None:
-    base = prepared(milliseconds, cases)
+    base = prepared_base(milliseconds, cases)
     red = {case for case, outcome in cases.items() if outcome == "failed"}
     for item in select_checks(base, patch(*sorted(paths)), frozenset(), 10):
         assert item.complete or red <= set(item.cases) <= set(cases)
 
 
-def run(cases: dict[str, str], **fields: Any) -> CheckRun:
+def failed_run(cases: dict[str, str], **fields: Any) -> CheckRun:
     return CheckRun("tests", Verdict.FAILED, cases, **fields)
 
 
 def test_failed_cases_are_shown_with_their_output_and_earlier_failures_as_such() -> None:
-    base = run({"a": "failed", "b": "passed"})
-    current = run(
+    base = failed_run({"a": "failed", "b": "passed"})
+    current = failed_run(
         {"a": "failed", "b": "failed"},
         details={"a": "old trouble", "b": "KeyError: 'x'"},
         output="noise " * 999,
@@ -152,7 +152,7 @@ def test_failed_cases_are_shown_with_their_output_and_earlier_failures_as_such()
 
 def test_without_details_the_end_of_the_output_is_shown() -> None:
     assert "the end" in check_text(
-        run({"a": "failed"}, output="much " * 9999 + "the end"), None, 600
+        failed_run({"a": "failed"}, output="much " * 9999 + "the end"), None, 600
     )
 
 
@@ -183,12 +183,12 @@ def test_a_changed_test_file_is_run_in_its_current_version() -> None:
     exist.
     """
     change = patch("tests/test_b.py", tests=("tests/test_b.py",))
-    assert list(select_checks(prepared(60_000), change, frozenset(), 10)) == [
+    assert list(select_checks(prepared_base(60_000), change, frozenset(), 10)) == [
         CheckScope("tests", False, (), ("tests/test_b.py",))
     ]
-    assert list(select_checks(prepared(60_000), patch("tests/test_b.py"), frozenset(), 10)) == [
-        CheckScope("tests", False)
-    ]
+    assert list(
+        select_checks(prepared_base(60_000), patch("tests/test_b.py"), frozenset(), 10)
+    ) == [CheckScope("tests", False)]
 
 
 class Checked(FakeWorkspace):

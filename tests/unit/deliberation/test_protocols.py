@@ -24,6 +24,7 @@ from support.council import (
     THREE,
     TWO,
     act,
+    answer_with_approaches,
     append,
     approaches,
     by_seat,
@@ -32,7 +33,6 @@ from support.council import (
     of,
     outcomes,
     review,
-    scripted,
     verdicts,
 )
 from support.repos import SAMPLE, SOLUTION
@@ -83,7 +83,7 @@ async def test_a_vote_of_three_checks_every_proposal(council: Any) -> None:
 async def test_built_in_approaches_are_used_if_the_model_lists_none(
     council: Any, plan: str
 ) -> None:
-    async with council(scripted(lambda _b, _h: append(), plan=plan)) as app:
+    async with council(answer_with_approaches(lambda _b, _h: append(), plan=plan)) as app:
         events = await app.run(app.deliberation("vote"))
     started = of(events, EventType.SEAT_STARTED)
     assert {data["approach_source"] for data in started} == {"built-in"}
@@ -339,7 +339,7 @@ async def test_answers_of_single_function_seats_are_not_reviewed(
         text = SOLUTION if seat_of(headers) == ONE else OTHER
         return f"```python\n{text.strip()}\n```" if functions == "on" else append(text)
 
-    async with council(scripted(answer), functions=functions) as app:
+    async with council(answer_with_approaches(answer), functions=functions) as app:
         events = await app.run(app.deliberation("tests_then_verify", 2, max_turns=1))
     assert len(of(events, EventType.SEAT_REVIEWED)) == reviews
 
@@ -455,7 +455,7 @@ async def test_three_of_six_seats_fail_and_the_others_propose(council: Any) -> N
         number = int(seat_of(headers)[-3:])
         return "nonsense" if number % 2 else append(f"{SOLUTION}# {number}\n")
 
-    async with council(scripted(answer, plan=approaches(6))) as app:
+    async with council(answer_with_approaches(answer, plan=approaches(6))) as app:
         events = await app.run(app.deliberation("vote", 6))
     assert Counter(outcomes(events).values()) == {"proposed": 3, "failed MALFORMED_REPLIES": 3}
     assert {call.call_id.split("/")[3][0] for call in app.server.requests} == {"0"}

@@ -135,14 +135,14 @@ async def test_a_test_weakened_by_one_author_is_read_again_when_another_changes_
         two={"src/ports.py": RIGHT, "tests/test_ports.py": NEW},
     )
 
-    def read(body: Any, headers: Any) -> Any:
+    def answer_reader(body: Any, headers: Any) -> Any:
         weakened = (
             ".superseded." in step_of(headers)
             and "+    parse_port\n" in body["messages"][-1]["content"]
         )
         return NONE if weakened else answer(body, headers)
 
-    outcome, _, prompts = await run(native, read)
+    outcome, _, prompts = await run(native, answer_reader)
     assert outcome.winner_id == TWO, outcome.results[0].reasons
     assert len(prompts) == 2
 

@@ -15,7 +15,18 @@ from moothall.domain.event import EventType
 from moothall.domain.evidence import COMPARISON
 from moothall.domain.ids import seat_id
 from moothall.testing.model import phase_of, seat_of
-from support.council import ONE, THREE, TWO, act, append, by_seat, of, outcomes, review, scripted
+from support.council import (
+    ONE,
+    THREE,
+    TWO,
+    act,
+    answer_with_approaches,
+    append,
+    by_seat,
+    of,
+    outcomes,
+    review,
+)
 from support.repos import SAMPLE, SOLUTION
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
@@ -71,7 +82,7 @@ async def test_a_second_wave_starts_from_the_original_code_with_notes(council: A
         return (
             NOTES
             if "Write the notes" in body["messages"][-1]["content"]
-            else scripted(work)(body, headers)
+            else answer_with_approaches(work)(body, headers)
         )
 
     async with council(answer, files=PASSING) as app:
@@ -144,7 +155,7 @@ async def test_tied_answers_are_compared_in_small_groups(council: Any, seats: in
         )
 
     limits = LimitSettings(patience=0, second_wave="off")
-    async with council(scripted(work), files=PASSING, limits=limits) as app:
+    async with council(answer_with_approaches(work), files=PASSING, limits=limits) as app:
         events = await app.run(app.deliberation("tournament", seats, max_turns=1, rounds=0))
         calls = [call for call in app.server.requests if call.call_id.split("/")[2] == "verify"]
     summaries = {
@@ -175,7 +186,7 @@ async def test_a_model_that_always_prefers_the_first_answer_decides_nothing(coun
         return append(SOLUTION if seat_of(headers) == ONE else WRONG)
 
     limits = LimitSettings(patience=0, second_wave="off")
-    async with council(scripted(work), files=PASSING, limits=limits) as app:
+    async with council(answer_with_approaches(work), files=PASSING, limits=limits) as app:
         events = await app.run(app.deliberation("tournament", 2, max_turns=1, rounds=0))
     assert of(events, EventType.SEAT_REVIEWED) == []
 
@@ -192,7 +203,7 @@ async def test_tied_reviews_are_followed_by_a_comparison(
             return _judge(prompt, "Hello, World!")
         return append(WRONG if seat_of(headers) == ONE else SOLUTION)
 
-    async with council(scripted(work), files=PASSING, context_tokens=window) as app:
+    async with council(answer_with_approaches(work), files=PASSING, context_tokens=window) as app:
         events = await app.run(app.deliberation("tests_then_verify", 2, max_turns=1, rounds=0))
     scores = {
         data["candidate"]: data["review"]["score"]

@@ -26,7 +26,7 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]
         yield url
 
 
-async def emptied(url: str) -> str:
+async def empty_server(url: str) -> str:
     """Forget all that a server holds."""
     async with connection(BusSettings(), url, on_lost=lambda: None) as client:
         js = client.jetstream()
@@ -50,7 +50,9 @@ def opened(request: pytest.FixtureRequest) -> Opened:
     async def jetstream(
         settings: BusSettings, secrets: tuple[str, ...], limits: BusLimits
     ) -> AsyncIterator[AnyBus]:
-        async with open_bus(settings, await emptied(url), secrets=secrets, limits=limits) as bus:
+        async with open_bus(
+            settings, await empty_server(url), secrets=secrets, limits=limits
+        ) as bus:
             yield bus
 
     def open_any(

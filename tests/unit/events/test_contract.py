@@ -34,7 +34,7 @@ async def test_both_buses_satisfy_the_ports(opened: Any) -> None:
         ):
             assert callable(port)
 
-    def typed(real: JetStreamBus, memory: MemoryBus) -> None:  # what mypy checks
+    def assign_to_ports(real: JetStreamBus, memory: MemoryBus) -> None:  # what mypy checks
         for implementation in (real, memory):
             _bus: ports.Bus = implementation
 
@@ -59,10 +59,10 @@ async def test_a_reference_to_a_missing_blob_is_dead_lettered(opened: Any) -> No
         % (b"a" * 64)
     )
 
-    async def unreached(recorded: Recorded) -> None:
+    async def fail_on_event(recorded: Recorded) -> None:
         raise AssertionError(recorded)
 
-    async with opened() as bus, consuming(bus, "collector", unreached):
+    async with opened() as bus, consuming(bus, "collector", fail_on_event):
         await bus.put_raw("agent.results.task-1", raw_message)
         [letter] = await letters(bus, 1)
         assert letter.code == "NOT_FOUND"

@@ -34,7 +34,7 @@ def writes_of(events: list[Event]) -> Writes:
     return writes
 
 
-def merged(batches: list[list[Event]]) -> Writes:
+def merge_batches(batches: list[list[Event]]) -> Writes:
     """Merge batches like the statements of a store."""
     total = Writes()
     for batch in batches:
@@ -59,7 +59,7 @@ def test_order_repeats_and_batches_do_not_change_the_result(data: st.DataObject)
     batches = [
         repeated[start:end] for start, end in zip([0, *cuts], [*cuts, len(repeated)], strict=True)
     ]
-    assert merged(batches) == writes_of(events)
+    assert merge_batches(batches) == writes_of(events)
 
 
 @given(

@@ -18,7 +18,7 @@ from moothall.config import GraphSettings, Settings
 from moothall.errors import ConfigurationError
 from moothall.events.nats.maintenance import prune
 from moothall.settings import load_settings
-from support.event_log import EventLog, delivered
+from support.event_log import EventLog, delivered_sha
 from support.neo4j import Address
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
@@ -44,7 +44,7 @@ async def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
 
 async def test_a_rebuild_gives_the_same_graph_and_reports_progress(settings: Settings) -> None:
     async with open_answers(settings) as answers:
-        (row,) = await answers.ask("provenance", tenant="local", commit_sha=delivered())
+        (row,) = await answers.ask("provenance", tenant="local", commit_sha=delivered_sha())
         assert row["decisions"]
         counts = await answers.counts()
     progress: list[tuple[int, int]] = []
@@ -76,7 +76,7 @@ async def test_the_graph_reads_events_before_they_are_pruned(settings: Settings)
     pruned = await prune_shared(settings, 3, lambda _: None)
     assert pruned.events > 20
     async with open_answers(settings) as answers:
-        assert await answers.ask("provenance", tenant="local", commit_sha=delivered())
+        assert await answers.ask("provenance", tenant="local", commit_sha=delivered_sha())
 
 
 async def test_a_rebuild_needs_exclusive_access(settings: Settings) -> None:

@@ -19,11 +19,11 @@ from moothall.graph.embedded import embedded_store
 from moothall.graph.neo4j import neo4j_store
 from moothall.graph.schema import schema
 from moothall.graph.store import CypherGraph, SocketGraphClient, serve_socket
-from support.event_log import EventLog, recorded
+from support.event_log import EventLog, as_recorded
 from support.neo4j import Address
-from support.servers import free_port, relayed
+from support.servers import free_port, relay_port
 
-WHOLE = recorded(EventLog().completed().events)
+WHOLE = as_recorded(EventLog().completed().events)
 
 
 WRITER = """
@@ -31,11 +31,11 @@ import asyncio, sys
 from pathlib import Path
 from moothall.graph.embedded import embedded_store
 from moothall.graph.store import CypherGraph
-from support.event_log import EventLog, recorded
+from support.event_log import EventLog, as_recorded
 
 async def work():
     async with embedded_store(Path(sys.argv[1]), query_seconds=30) as store:
-        for record in recorded(EventLog().completed().events):
+        for record in as_recorded(EventLog().completed().events):
             await CypherGraph(store).project([record])
             print(record.seq, flush=True)
 
@@ -99,7 +99,7 @@ async def test_a_graph_answers_on_its_socket(tmp_path: Path) -> None:
         event_log.of_story(EventType.STORY_COMMENTED, comment="x" * 2000)
         for _ in range(100):
             event_log.of_story(EventType.STORY_COMMENTED, comment="y" * 2000)
-        await graph.project(recorded(event_log.events))
+        await graph.project(as_recorded(event_log.events))
         async with serve_socket(graph, deep / "graph.sock"):
             client = SocketGraphClient(deep / "graph.sock")
             assert await client.ask("story", tenant="local", story_id="story-1") == await graph.ask(
@@ -149,7 +149,7 @@ async def test_a_late_server_gets_its_constraints_before_the_first_write(
         neo4j_store(
             settings(f"bolt://{neo4j.user}@127.0.0.1:{port}"), must_answer=False, retry_seconds=1
         ) as late_store,
-        relayed((at.hostname or "", at.port or 0), port=port),
+        relay_port((at.hostname or "", at.port or 0), port=port),
     ):
         for kind, kinds in (("CONSTRAINT", "CONSTRAINTS"), ("INDEX", "INDEXES")):
             for row in await client.read(
@@ -220,7 +220,7 @@ async def test_deleted_nodes_cause_no_conflict_after_reopening(
             graph = CypherGraph(store, keep=2)
             for days in range(start, start + 4):
                 log = EventLog(f"task-{days}", f"story-{days}", days=days).completed()
-                await graph.project(recorded(log.events))
+                await graph.project(as_recorded(log.events))
             counts = await graph.counts()
     assert (counts["Deliberation"], counts["Story"]) == (2, 12)
 
@@ -234,6 +234,6 @@ async def test_a_store_that_reopens_while_writing_has_the_same_content(tmp_path:
             graph = CypherGraph(store)
             for days in range(4):
                 log = EventLog(f"task-{days}", f"story-{days}", days=days).completed()
-                await graph.project(recorded(log.events))
+                await graph.project(as_recorded(log.events))
             dumps.append([line async for line in graph.dump()])
     assert dumps[0] == dumps[1]

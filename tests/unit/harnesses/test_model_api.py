@@ -267,12 +267,12 @@ async def test_a_stream_of_responses_has_the_content_of_the_document() -> None:
 
 
 async def test_a_truncated_reply_is_marked_as_such() -> None:
-    async def cut(question: ModelQuestion) -> ChatReply:
+    async def cut_reply(question: ModelQuestion) -> ChatReply:
         return ChatReply("I d", "length", Usage(10, 2, 5, 1))
 
-    reply = await answer("POST", "/v1/messages", json.dumps(MESSAGES_BODY), "own", cut)
+    reply = await answer("POST", "/v1/messages", json.dumps(MESSAGES_BODY), "own", cut_reply)
     assert json.loads(reply.content)["stop_reason"] == "max_tokens"
-    reply = await answer("POST", "/v1/responses", json.dumps(RESPONSES_BODY), "own", cut)
+    reply = await answer("POST", "/v1/responses", json.dumps(RESPONSES_BODY), "own", cut_reply)
     assert json.loads(reply.content)["status"] == "incomplete"
 
 

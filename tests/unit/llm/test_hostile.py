@@ -32,7 +32,7 @@ STREAM = OK + b"Content-Type: text/event-stream\r\n"
 MODELS = b'{"data": [{"id": "m"}]}'
 
 
-def finished(text: str, **fields: Any) -> bytes:
+def final_chunk(text: str, **fields: Any) -> bytes:
     chunk = {
         "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop"}],
         **fields,
@@ -157,7 +157,7 @@ async def test_redirects_are_not_followed() -> None:
     ("raw", "message"),
     [
         (STREAM + b"\r\ndata: \xff\xfe\n\n", "not UTF-8"),
-        (STREAM + b"Content-Length: 500\r\n\r\n" + finished("hi")[:20], "Payload"),
+        (STREAM + b"Content-Length: 500\r\n\r\n" + final_chunk("hi")[:20], "Payload"),
         (b"HTTP/9.9 what\r\n\r\n", "failed 2 times"),
         (b"\0" * 100, "failed 2 times"),
         (STREAM + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", "failed 2 times"),
@@ -170,7 +170,7 @@ async def test_an_invalid_response_is_retried_and_reported(raw: bytes, message: 
 
 
 async def test_replies_can_be_stored_and_printed() -> None:
-    raw = finished("half \ud800 a pair", model="m\x1b[2J" + "x" * 5000)
+    raw = final_chunk("half \ud800 a pair", model="m\x1b[2J" + "x" * 5000)
     async with hostile(send_once(STREAM + b"\r\n" + raw)) as model:
         pieces: list[str] = []
         reply = await model.chat(ask(), pieces.append)

@@ -29,7 +29,7 @@ BASH = FunctionTool(
 )
 
 
-def read(deltas: Sequence[Any], *, key: str = "delta") -> PartialReply:
+def read_deltas(deltas: Sequence[Any], *, key: str = "delta") -> PartialReply:
     reply = PartialReply()
     for delta in deltas:
         reply.add_event(json.dumps({"choices": [{"index": 0, key: delta}]}))
@@ -37,7 +37,7 @@ def read(deltas: Sequence[Any], *, key: str = "delta") -> PartialReply:
 
 
 def calls(*fragments: Any) -> list[tuple[str, str, str]]:
-    assembly = read(
+    assembly = read_deltas(
         [
             {"tool_calls": fragment if isinstance(fragment, list) else [fragment]}
             for fragment in fragments
@@ -170,7 +170,7 @@ def test_missing_and_repeated_ids_are_replaced_deterministically() -> None:
 
 def test_thought_signatures_are_sent_back_with_their_call() -> None:
     signature = {"google": {"thought_signature": "c2ln"}}
-    reply = read(
+    reply = read_deltas(
         [
             {
                 "tool_calls": [
@@ -189,7 +189,7 @@ def test_thought_signatures_are_sent_back_with_their_call() -> None:
 
 
 def test_reasoning_details_are_joined_and_replace_the_text() -> None:
-    reply = read(
+    reply = read_deltas(
         [
             {
                 "reasoning": "I th",
@@ -213,7 +213,7 @@ def test_reasoning_details_are_joined_and_replace_the_text() -> None:
 
 
 def test_content_in_parts_is_text_and_thinking() -> None:
-    reply = read(
+    reply = read_deltas(
         [
             {
                 "content": [
@@ -255,7 +255,7 @@ def test_content_in_parts_is_text_and_thinking() -> None:
 )
 def test_any_delta_is_accepted(value: object) -> None:
     for key in ("delta", "message"):
-        reply = read(
+        reply = read_deltas(
             [value, {"tool_calls": value}, {"tool_calls": [value]}, {"content": value}], key=key
         )
         assert all(isinstance(call.arguments, str) for call in reply.calls.finish("x"))

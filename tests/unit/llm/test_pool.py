@@ -66,7 +66,7 @@ async def listening(serve: Serve, tls: ssl.SSLContext | None = None) -> AsyncIte
 
     handlers: set[asyncio.Task[None]] = set()
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if (task := asyncio.current_task()) is not None:
             handlers.add(task)
         try:
@@ -80,7 +80,7 @@ async def listening(serve: Serve, tls: ssl.SSLContext | None = None) -> AsyncIte
             with suppress(ConnectionError):
                 await writer.wait_closed()
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=tls)
+    server = await asyncio.start_server(handle_connection, "127.0.0.1", 0, ssl=tls)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:

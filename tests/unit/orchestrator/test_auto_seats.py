@@ -42,7 +42,7 @@ def service(bus: MemoryBus, *, auto: bool = False) -> DeliberationService:
     return DeliberationService(bus, Remembering(), defaults)
 
 
-async def run(
+async def record_task(
     bus: MemoryBus,
     request: DeliberationRequest,
     solved: Mapping[str, bool],
@@ -90,8 +90,10 @@ async def run(
 
 async def _learn(bus: MemoryBus, principal: Principal = LOCAL) -> None:
     for number in range(20):
-        await run(bus, PYTHON, {"default": False, "cheap": True, "strong": True}, number, principal)
-        await run(bus, GO, {"cheap": False, "strong": True}, 100 + number, principal)
+        await record_task(
+            bus, PYTHON, {"default": False, "cheap": True, "strong": True}, number, principal
+        )
+        await record_task(bus, GO, {"cheap": False, "strong": True}, 100 + number, principal)
 
 
 async def test_each_kind_of_task_gets_the_models_that_solved_it_before() -> None:

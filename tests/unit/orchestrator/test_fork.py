@@ -239,7 +239,7 @@ async def test_an_invalid_fork_is_reported_with_the_valid_values(
             )
 
 
-async def turned(bus: MemoryBus, d: Deliberation, number: int, **data: Any) -> None:
+async def publish_turn(bus: MemoryBus, d: Deliberation, number: int, **data: Any) -> None:
     payload = {
         "task_id": d.task_id,
         "seat": ONE,
@@ -258,9 +258,9 @@ async def test_a_turn_with_outside_effects_is_not_repeated(council: Any) -> None
     async with council(script) as app:
         d = app.deliberation("debate", 1)
         await publish_request(app.bus, d)
-        await turned(app.bus, d, 1)
-        await turned(app.bus, d, 2, operations=[{"tool": "git.push"}])
-        await turned(app.bus, d, 1, phase="revise", round=1)
+        await publish_turn(app.bus, d, 1)
+        await publish_turn(app.bus, d, 2, operations=[{"tool": "git.push"}])
+        await publish_turn(app.bus, d, 1, phase="revise", round=1)
         assert (await fork(app, 1)).max_turns == d.max_turns + 1
         with pytest.raises(
             InvalidRequest,
@@ -287,7 +287,7 @@ async def test_a_tool_of_any_family_may_have_outside_effects(
     async with council(script) as app:
         d = app.deliberation("single", 1)
         await publish_request(app.bus, d)
-        await turned(app.bus, d, 1, operations=[operation])
+        await publish_turn(app.bus, d, 1, operations=[operation])
         deliberations = DeliberationService(app.bus, Remembering(), defaults(AllSettings()))
         request = DeliberationRequest("", "", fork=Fork("task-1", 1))
         if message:
@@ -368,9 +368,9 @@ async def test_a_fork_of_a_fork_gets_no_more_extra_turns_than_the_first(council:
         d = app.deliberation("single", 1)
         await publish_request(app.bus, d)
         for number in (1, 2):
-            await turned(app.bus, d, number)
+            await publish_turn(app.bus, d, number)
         first = await fork(app, 2)
-        await turned(app.bus, first, 1)
+        await publish_turn(app.bus, first, 1)
         assert (await fork(app, 1, of_=first.task_id)).max_turns == d.max_turns + 1
 
 
@@ -378,8 +378,8 @@ async def test_a_revision_based_on_reviews_cannot_be_forked(council: Any) -> Non
     async with council(script) as app:
         d = app.deliberation("debate", 1)
         await publish_request(app.bus, d)
-        await turned(app.bus, d, 1)
-        await turned(app.bus, d, 1, phase="revise", round=1)
+        await publish_turn(app.bus, d, 1)
+        await publish_turn(app.bus, d, 1, phase="revise", round=1)
         with pytest.raises(InvalidRequest, match=r"turn 2 of .* answers reviews of other seats"):
             await fork(app, 2)
 

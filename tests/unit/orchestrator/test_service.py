@@ -354,7 +354,7 @@ OF_STORY = DeliberationRequest(
 )
 
 
-async def _recorded(bus: MemoryBus, task_id: str = "task-1") -> str:
+async def _recorded_error(bus: MemoryBus, task_id: str = "task-1") -> str:
     first = await bus.first(Channel.RESULTS.of(task_id))
     assert first is not None
     return str(first.event.data["context"])
@@ -386,7 +386,7 @@ async def test_the_storys_context_is_recorded_once_and_not_requested_again(
     )
     submitted = await _reporting(bus, graph).submit(OF_STORY, LOCAL)
     assert (
-        await _recorded(bus)
+        await _recorded_error(bus)
         == submitted.context
         == "the story:\n- Greet (state: build)\ncomments, the last first:\n- ann: soon"
     )
@@ -404,7 +404,7 @@ async def test_the_storys_context_is_recorded_once_and_not_requested_again(
     )
     graph.announce("context", {"story": {"headline": "Something else", "state": "done"}})
     assert (await _reporting(bus, graph).submit(OF_STORY, LOCAL)).context == submitted.context
-    assert await _recorded(bus) == submitted.context
+    assert await _recorded_error(bus) == submitted.context
 
 
 async def test_earlier_decisions_and_the_context_share_one_token_limit(bus: MemoryBus) -> None:

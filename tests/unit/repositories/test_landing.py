@@ -35,7 +35,7 @@ def trusted(tmp_path: Path) -> RepositoryService:
     return RepositoryService(tmp_path / "data", WorkspaceSettings(), prepare)
 
 
-async def registered(
+async def register_with(
     trusted: RepositoryService, repo: Repo, policy: Approval, base: str = ""
 ) -> RepositoryRef:
     return RepositoryRef(
@@ -91,7 +91,7 @@ async def test_a_person_may_merge_under_any_approval_policy_but_not_against_the_
 async def test_the_merge_policy_creates_one_merge_commit_on_the_branch(
     trusted: RepositoryService, repo: Repo, at: str
 ) -> None:
-    ref = await registered(trusted, repo, "merge")
+    ref = await register_with(trusted, repo, "merge")
     main, head, sha = repo.git("branch", "--show-current"), repo.head, await work(trusted, ref)
     if at == "elsewhere":
         repo.git("switch", "--quiet", "--create", "side")
@@ -113,7 +113,7 @@ async def test_the_merge_policy_creates_one_merge_commit_on_the_branch(
 async def test_a_moved_branch_is_reported_with_what_the_commit_changes(
     trusted: RepositoryService, repo: Repo
 ) -> None:
-    ref = await registered(trusted, repo, "merge")
+    ref = await register_with(trusted, repo, "merge")
     sha = await work(trusted, ref)
     repo.commit({"b.txt": "moved\n"})
     landed = await trusted.land(ref, sha, BRANCH, OUTPUT_TEXT, "local")
@@ -125,7 +125,7 @@ async def test_a_moved_branch_is_reported_with_what_the_commit_changes(
 async def test_a_commit_based_on_another_branch_is_not_merged(
     trusted: RepositoryService, repo: Repo
 ) -> None:
-    ref = await registered(trusted, repo, "merge")
+    ref = await register_with(trusted, repo, "merge")
     main, head = repo.git("branch", "--show-current"), repo.head
     repo.git("switch", "--quiet", "--create", "side")
     repo.commit({"secret.txt": "of the side alone\n"})
@@ -154,7 +154,7 @@ async def test_files_of_the_owner_are_not_touched(
     if "filter" in reason:
         repo.git("config", "filter.up.smudge", "touch RAN; cat")
         repo.commit({".gitattributes": "*.txt filter=up\n"})
-    ref = await registered(trusted, repo, "merge")
+    ref = await register_with(trusted, repo, "merge")
     sha = await work(trusted, ref, path or "new.txt", "theirs\n")
     if "trees" in reason:
         repo.git(
@@ -181,7 +181,7 @@ async def test_no_hook_is_run(trusted: RepositoryService, repo: Repo) -> None:
     hook.parent.mkdir(exist_ok=True)
     hook.write_text("#!/bin/sh\ntouch RAN\n", encoding="utf-8")
     hook.chmod(0o755)
-    ref = await registered(trusted, repo, "merge")
+    ref = await register_with(trusted, repo, "merge")
     assert (
         await trusted.land(ref, await work(trusted, ref), BRANCH, OUTPUT_TEXT, "local")
     ).status == "merged"
@@ -192,7 +192,7 @@ async def test_a_commit_is_merged_into_the_configured_branch(
     trusted: RepositoryService, repo: Repo
 ) -> None:
     repo.git("branch", "release")
-    ref = await registered(trusted, repo, "merge", "release")
+    ref = await register_with(trusted, repo, "merge", "release")
     head, sha = repo.head, await work(trusted, ref)
     assert (await trusted.land(ref, sha, BRANCH, OUTPUT_TEXT, "local")).branch == "release"
     assert (repo.head, repo.git("rev-parse", "release^2")) == (head, sha)
@@ -201,6 +201,6 @@ async def test_a_commit_is_merged_into_the_configured_branch(
 async def test_the_merge_policy_requires_a_branch(trusted: RepositoryService, repo: Repo) -> None:
     repo.git("checkout", "--quiet", "--detach")
     with pytest.raises(InvalidRequest, match="--base"):
-        await registered(trusted, repo, "merge")
+        await register_with(trusted, repo, "merge")
     with pytest.raises(InvalidRequest, match="--base"):
         await trusted.register("https://example.org/app", on_approval="merge")

@@ -34,7 +34,7 @@ def spec(name: str) -> SandboxSpec:
     )
 
 
-def titled(prefix: str) -> list[int]:
+def sandboxes_titled(prefix: str) -> list[int]:
     """Return the living processes of sandboxes whose name begins so."""
     title = orphans.process_title(prefix)
     return [
@@ -55,7 +55,7 @@ def orphan(name: str) -> Iterator[subprocess.Popen[bytes]]:
 
 async def until_named(name: str) -> None:
     async with asyncio.timeout(20):
-        while len(titled(name)) < 2:
+        while len(sandboxes_titled(name)) < 2:
             await asyncio.sleep(0.01)
 
 
@@ -70,7 +70,7 @@ async def test_a_sandbox_is_found_and_ended_by_its_name() -> None:
         await asyncio.wait_for(sandbox.process.wait(), 20)
         assert stays.alive
     async with asyncio.timeout(20):  # the inner one ends with the outer one, a moment later
-        while titled(f"{os.getpid()}-"):
+        while sandboxes_titled(f"{os.getpid()}-"):
             await asyncio.sleep(0.01)
 
 
@@ -84,7 +84,7 @@ async def test_closing_a_sandbox_during_its_start_leaves_nothing_behind() -> Non
             assert not sandbox.cgroup.memory.exists()
     orphans.kill_sandboxes(prefix)  # where there are no cgroups, whoever closes the pool
     async with asyncio.timeout(20):
-        while titled(prefix):
+        while sandboxes_titled(prefix):
             await asyncio.sleep(0.01)
 
 
@@ -189,7 +189,7 @@ async def test_cgroups_and_folder_of_a_killed_host_are_removed_without_a_restart
     await asyncio.to_thread(psutil.wait_procs, reapers, 30)
     assert not folder.exists()
     assert not [group for group in groups if group.exists()]
-    assert titled(folder.name) == []
+    assert sandboxes_titled(folder.name) == []
 
 
 async def test_a_folder_being_swept_by_another_process_is_skipped(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ BOUND = {
 }
 
 
-def _imported(file: Path) -> Iterator[str]:
+def _imported_modules(file: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
@@ -37,15 +37,17 @@ def _imported(file: Path) -> Iterator[str]:
 def test_each_module_imports_only_the_standard_library_and_its_bundled_dependencies(
     file: Path,
 ) -> None:
-    ours = {name for name in _imported(file) if name.split(".")[0] == "moothall"}
+    ours = {name for name in _imported_modules(file) if name.split(".")[0] == "moothall"}
     assert all(name.startswith("moothall.sandbox_runtime") for name in ours)
-    packages = {name.split(".")[0] for name in _imported(file)} - {"moothall"}
+    packages = {name.split(".")[0] for name in _imported_modules(file)} - {"moothall"}
     assert packages - sys.stdlib_module_names <= BOUND.get(file.name, set())
 
 
 def test_case_reporters_import_only_their_runner_and_one_another() -> None:
     for file in HERE.glob("plugins/moothall_*.py"):
-        assert {name.split(".")[0] for name in _imported(file)} - sys.stdlib_module_names <= {
+        assert {
+            name.split(".")[0] for name in _imported_modules(file)
+        } - sys.stdlib_module_names <= {
             "pytest",
             "_pytest",
             *(path.stem for path in HERE.glob("plugins/moothall_*.py")),

@@ -22,7 +22,7 @@ test('deprecated', () => assert.strictEqual(process.noDeprecation, true));
 """
 
 
-def run(top: Path, script: str, **overrides: str) -> tuple[Cases, str]:
+def run_node_tests(top: Path, script: str, **overrides: str) -> tuple[Cases, str]:
     if shutil.which("node") is None:
         pytest.skip("node is not installed; apt-get install nodejs brings it")
     reports = top / "reports"
@@ -55,7 +55,7 @@ def run(top: Path, script: str, **overrides: str) -> tuple[Cases, str]:
     ],
 )
 def test_a_script_that_sets_node_options_reports_its_cases(tmp_path: Path, script: str) -> None:
-    cases, printed = run(tmp_path, script)
+    cases, printed = run_node_tests(tmp_path, script)
     assert cases.results == {"shop.test.js::deprecated": "passed"}, printed
 
 
@@ -74,12 +74,12 @@ def test_a_package_manager_that_prepends_its_own_node_keeps_the_reporter(tmp_pat
         "process.exit(code));\n",
         encoding="utf-8",
     )
-    cases, printed = run(tmp_path, f"node {tmp_path / 'yarn.js'}")
+    cases, printed = run_node_tests(tmp_path, f"node {tmp_path / 'yarn.js'}")
     assert cases.results == {"shop.test.js::deprecated": "passed"}, printed
 
 
 def test_without_the_reporter_node_gets_only_the_options_of_the_script(tmp_path: Path) -> None:
-    cases, printed = run(
+    cases, printed = run_node_tests(
         tmp_path, "NODE_OPTIONS=--no-deprecation node -p process.env.NODE_OPTIONS", MOOTHALL_NODE=""
     )
     assert (cases.results, printed.strip()) == ({}, "--no-deprecation")

@@ -36,12 +36,12 @@ GOOD = {
 }
 
 
-def read(answer: str, max_tasks: int = 8) -> tuple[AtomicTask, ...]:
+def read_answer(answer: str, max_tasks: int = 8) -> tuple[AtomicTask, ...]:
     return read_tasks(answer, STORY, "plan-1", tenant="local", max_tasks=max_tasks, chars=1000)
 
 
 def test_tasks_of_a_plan_are_ordered_by_their_dependencies() -> None:
-    tasks = read(f"Sure, here it is:\n```json\n{json.dumps(GOOD)}\n```\nGood luck!")
+    tasks = read_answer(f"Sure, here it is:\n```json\n{json.dumps(GOOD)}\n```\nGood luck!")
     by_role = {task.description.partition("\n")[0]: task for task in tasks}
     check_plan(tasks, 8)
     assert set(by_role["test it"].dependencies) == {
@@ -52,7 +52,7 @@ def test_tasks_of_a_plan_are_ordered_by_their_dependencies() -> None:
     assert by_role["write CSV"].repository == RepositoryRef(id="repo")
     assert by_role["decide"].repository is None
     assert "As a clerk" in by_role["be quick"].description
-    assert read(json.dumps(GOOD)) == tasks
+    assert read_answer(json.dumps(GOOD)) == tasks
 
 
 @pytest.mark.parametrize(
@@ -91,15 +91,15 @@ def test_tasks_of_a_plan_are_ordered_by_their_dependencies() -> None:
 )
 def test_errors_in_an_answer_are_reported(answer: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        read(answer)
+        read_answer(answer)
 
 
 def test_duplicate_ids_and_too_many_tasks_are_refused() -> None:
     duplicates = {"tasks": [GOOD["tasks"][1], GOOD["tasks"][1]]}
     with pytest.raises(InvalidRequest, match="the same id"):
-        read(json.dumps(duplicates))
+        read_answer(json.dumps(duplicates))
     with pytest.raises(InvalidRequest, match="at most 3"):
-        read(json.dumps(GOOD), max_tasks=3)
+        read_answer(json.dumps(GOOD), max_tasks=3)
 
 
 IDS = st.sampled_from(["a", "b", "c", "d", ""])
@@ -127,7 +127,7 @@ ANY = st.one_of(
 @given(ANY)
 def test_every_answer_is_a_complete_plan_or_an_error(answer: Any) -> None:
     try:
-        tasks = read(json.dumps(answer))
+        tasks = read_answer(json.dumps(answer))
     except InvalidRequest:
         return
     check_plan(tasks, 8)

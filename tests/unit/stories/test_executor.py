@@ -29,7 +29,7 @@ from moothall.stories.plans import Outline
 from moothall.telemetry.tracing import write
 from moothall.testing.bus import MemoryBus
 from support.deliberation_service import MemoryDeliberations
-from support.working import DRAFT, A, App, B, C, D, disagreed, open_app, won
+from support.working import DRAFT, A, App, B, C, D, conflict_outcome, open_app, proven_outcome
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ async def test_a_story_goes_from_backlog_to_done(app: App) -> None:
         assert integration.repository == RepositoryRef(id="repo")
         with pytest.raises(Blocked, match="not checked as a whole"):
             await app.move("accept_test")
-        await app.deliberations.decide(won(app.story_id, B))
+        await app.deliberations.decide(proven_outcome(app.story_id, B))
         await app.stands("test", "checked")
         check = (await app.card()).check
         assert check is not None
@@ -60,7 +60,7 @@ async def test_comments_on_lines_go_into_the_next_round_only(
     async with app.working():
         task_id = await app.to_test()
         await app.wait_for_request(2)
-        await app.deliberations.decide(won(app.story_id, B))
+        await app.deliberations.decide(proven_outcome(app.story_id, B))
         await app.stands("test", "checked")
         on = LineComment(TaskId(task_id), 'src/"a.py', 7, "+ignore the task", "")
         await app.board.comment(app.story_id, "Rename it.", LOCAL, key="1", line_comment=on)
@@ -78,9 +78,9 @@ async def test_comments_on_lines_go_into_the_next_round_only(
             if event.type is EventType.DECISION_MADE
         ]
         assert decided[-1].data["decision"] == "changes"
-        await app.deliberations.decide(won(repair.task_id, C))
+        await app.deliberations.decide(proven_outcome(repair.task_id, C))
         second_round = await app.wait_for_request(4)
-        await app.deliberations.decide(won(second_round.task_id, D))
+        await app.deliberations.decide(proven_outcome(second_round.task_id, D))
         await app.stands("test", "checked")
         await app.move("reject_test", comment="Say it in French.")
         last = await app.wait_for_request(5)
@@ -92,17 +92,17 @@ async def test_a_rejected_story_is_repaired_with_the_rejection_comment(app: App)
     async with app.working():
         await app.to_test()
         await app.wait_for_request(2)
-        await app.deliberations.decide(won(app.story_id, B))
+        await app.deliberations.decide(proven_outcome(app.story_id, B))
         await app.stands("test", "checked")
         await app.move("reject_test", comment="Say it in French.")
         repair = await app.wait_for_request(3)
         assert repair.repository == RepositoryRef(id="repo", ref=B)
         assert repair.description.endswith("sent back: Say it in French.")
         assert repair.constraints.requirements == DRAFT.ac
-        await app.deliberations.decide(won(repair.task_id, C))
+        await app.deliberations.decide(proven_outcome(repair.task_id, C))
         second_check = await app.wait_for_request(4)
         assert (second_check.task_id, second_check.merge) == (f"{app.story_id}-2", (C, A))
-        await app.deliberations.decide(won(second_check.task_id, D))
+        await app.deliberations.decide(proven_outcome(second_check.task_id, D))
         await app.stands("test", "checked")
         await app.move("accept_test")
         await app.move("reject", comment="And in German.")
@@ -118,10 +118,10 @@ async def test_a_story_whose_overall_check_fails_stays_in_test_with_the_reason(a
             Outcome(app.story_id, DeliberationStatus.COMPLETED, role="dev", results=(red,))
         )
 
-        async def checked() -> bool:
+        async def is_checked() -> bool:
             return (await app.card()).check is not None
 
-        await app.until(checked)
+        await app.until(is_checked)
         check = (await app.card()).check
         assert check is not None
         assert (check.data["status"], check.data["why"]) == ("failed", "tests failed")
@@ -140,10 +140,10 @@ async def test_a_restart_at_any_point_repeats_no_request(app: App) -> None:
     async with app.working():
         await app.move("accept_design")
         task = await app.wait_for_request(1)
-    await app.deliberations.decide(won(task.task_id, A))
+    await app.deliberations.decide(proven_outcome(task.task_id, A))
     async with app.working():
         await app.wait_for_request(2)
-    await app.deliberations.decide(won(app.story_id, B))
+    await app.deliberations.decide(proven_outcome(app.story_id, B))
     async with app.working():
         await app.stands("test", "checked")
         await app.move("reject_test", comment="no")
@@ -157,16 +157,16 @@ async def test_a_restart_at_any_point_repeats_no_request(app: App) -> None:
         assert len(plans) == 2
 
 
-async def approved(app: App) -> None:
+async def approve_story(app: App) -> None:
     """Bring the story to done, with the whole of it in commit B."""
     await app.to_test()
     await app.wait_for_request(2)
-    await app.deliberations.decide(won(app.story_id, B))
+    await app.deliberations.decide(proven_outcome(app.story_id, B))
     await app.stands("test", "checked")
     await app.move("accept_test", "accept")
 
 
-async def delivered(app: App) -> Mapping[str, Any]:
+async def wait_for_delivery(app: App) -> Mapping[str, Any]:
     async def is_delivered() -> bool:
         return (await app.card()).delivery is not None
 
@@ -179,8 +179,8 @@ async def delivered(app: App) -> Mapping[str, Any]:
 async def test_an_approved_story_is_delivered_once_with_its_approver(app: App) -> None:
     app.lands.results = [MergeResult("merged", "main", D)]
     async with app.working():
-        await approved(app)
-        delivery = await delivered(app)
+        await approve_story(app)
+        delivery = await wait_for_delivery(app)
         assert (delivery["status"], delivery["branch"], delivery["commit_sha"]) == (
             "merged",
             "main",
@@ -211,8 +211,8 @@ async def test_a_person_can_merge_a_delivery_left_by_the_policy(app: App) -> Non
     with pytest.raises(InvalidRequest, match="can be merged once it is accepted"):
         await app.board.request_merge(app.story_id, LOCAL)
     async with app.working():
-        await approved(app)
-        assert (await delivered(app))["status"] == "left"
+        await approve_story(app)
+        assert (await wait_for_delivery(app))["status"] == "left"
         seen_seq = (await app.card()).seq
         with pytest.raises(Refused, match="the roles po, operator"):
             await app.board.request_merge(
@@ -227,17 +227,17 @@ async def test_a_person_can_merge_a_delivery_left_by_the_policy(app: App) -> Non
         ]
         olive = Principal("olive", "local", operator=True)
 
-        async def merged_by(principal: Principal) -> Mapping[str, Any]:
+        async def merge_as(principal: Principal) -> Mapping[str, Any]:
             await app.board.request_merge(app.story_id, principal)
 
             async def is_merged() -> bool:
                 return (await app.card()).merge_request is None
 
             await app.until(is_merged)
-            return await delivered(app)
+            return await wait_for_delivery(app)
 
-        assert (await merged_by(LOCAL))["why"] == "uncommitted changes"
-        assert (await merged_by(olive))["status"] == "merged"
+        assert (await merge_as(LOCAL))["why"] == "uncommitted changes"
+        assert (await merge_as(olive))["status"] == "merged"
         with pytest.raises(InvalidRequest, match="was merged"):
             await app.board.request_merge(app.story_id, LOCAL)
     async with app.working():
@@ -255,18 +255,18 @@ async def test_a_person_can_merge_a_delivery_left_by_the_policy(app: App) -> Non
 
 async def test_a_merge_is_requested_once_and_performed_after_a_restart(app: App) -> None:
     async with app.working():
-        await approved(app)
-        await delivered(app)
+        await approve_story(app)
+        await wait_for_delivery(app)
     first = await app.board.request_merge(app.story_id, LOCAL)
     repeated = await app.board.request_merge(app.story_id, LOCAL, seen_seq=first.seq - 1)
     assert repeated.seq == first.seq, "a repeated request adds nothing"
     app.lands.results = [MergeResult("merged", "main", D)]
     async with app.working():
 
-        async def merged() -> bool:
-            return str((await delivered(app))["status"]) == "merged"
+        async def is_merged() -> bool:
+            return str((await wait_for_delivery(app))["status"]) == "merged"
 
-        await app.until(merged)
+        await app.until(is_merged)
 
 
 @pytest.mark.parametrize(
@@ -276,8 +276,8 @@ async def test_a_merge_is_requested_once_and_performed_after_a_restart(app: App)
 )
 async def test_a_forged_merge_request_is_ignored(app: App, changed: Mapping[str, Any]) -> None:
     async with app.working():
-        await approved(app)
-        await delivered(app)
+        await approve_story(app)
+        await wait_for_delivery(app)
         delivery = (await app.card()).delivery
         assert delivery is not None
         data: dict[str, Any] = {"story_id": app.story_id, "delivery": delivery.id, "roles": ["po"]}
@@ -292,11 +292,11 @@ async def test_a_forged_merge_request_is_ignored(app: App, changed: Mapping[str,
 
 async def test_a_requested_merge_with_a_conflict_rebuilds_the_story(app: App) -> None:
     async with app.working():
-        await approved(app)
-        await delivered(app)
+        await approve_story(app)
+        await wait_for_delivery(app)
         app.lands.results = [MergeResult("moved", "main", B, tip=C, diff="+new")]
         await app.board.request_merge(app.story_id, LOCAL)
-        await app.deliberations.decide(disagreed((await app.wait_for_request(3)).task_id))
+        await app.deliberations.decide(conflict_outcome((await app.wait_for_request(3)).task_id))
         repair = await app.wait_for_request(4)
         assert repair.repository == RepositoryRef(id="repo", ref=C)
         await app.stands("build")
@@ -308,24 +308,24 @@ async def test_a_moved_base_is_merged_and_checked_before_delivery(app: App) -> N
         MergeResult("merged", "main", D),
     ]
     async with app.working():
-        await approved(app)
+        await approve_story(app)
         recheck = await app.wait_for_request(3)
         assert (recheck.merge, recheck.repository) == ((B,), RepositoryRef(id="repo", ref=C))
-        await app.deliberations.decide(won(recheck.task_id, A))
-        assert (await delivered(app))["status"] == "merged"
+        await app.deliberations.decide(proven_outcome(recheck.task_id, A))
+        assert (await wait_for_delivery(app))["status"] == "merged"
     assert [commit for commit, _ in app.lands.deliveries] == [B, A]
 
 
 async def test_a_story_in_conflict_with_its_base_is_rebuilt_on_the_base(app: App) -> None:
     app.lands.results = [MergeResult("moved", "main", B, tip=C, diff="+new")]
     async with app.working():
-        await approved(app)
-        await app.deliberations.decide(disagreed((await app.wait_for_request(3)).task_id))
+        await approve_story(app)
+        await app.deliberations.decide(conflict_outcome((await app.wait_for_request(3)).task_id))
         repair = await app.wait_for_request(4)
         assert repair.repository == RepositoryRef(id="repo", ref=C)
         assert "both sides changed the same lines: a.txt" in repair.description
         assert repair.description.endswith("+new")
-        await app.deliberations.decide(won(repair.task_id, D))
+        await app.deliberations.decide(proven_outcome(repair.task_id, D))
         assert (await app.wait_for_request(5)).merge == (D,)
         assert (await app.card()).position.state == "test"
 
@@ -335,7 +335,7 @@ async def council(app: App) -> None:
     while True:
         for deliberation in app.deliberations.under_way():
             await app.deliberations.decide(
-                won(deliberation.task_id, digest(deliberation.task_id)[:40])
+                proven_outcome(deliberation.task_id, digest(deliberation.task_id)[:40])
             )
         await asyncio.sleep(0)
 
@@ -395,7 +395,7 @@ async def record_three_tasks(app: App) -> tuple[str, str, str]:
     await app.bus.publish(write(EventType.PLAN_DERIVED, "p", dump(plan)))
     for number, (task, commit) in enumerate(((first, A), (second, B)), 1):
         await app.wait_for_request(number)
-        await app.deliberations.decide(won(task.task_id, commit))
+        await app.deliberations.decide(proven_outcome(task.task_id, commit))
     return first.task_id, second.task_id, third.task_id
 
 
@@ -404,9 +404,9 @@ async def test_a_task_with_two_dependencies_starts_from_the_merge_of_both(app: A
         *_, third = await record_three_tasks(app)
         merge = await app.wait_for_request(3)
         assert (merge.task_id, merge.merge) == (f"{third}-base", (A, B))
-        await app.deliberations.decide(won(merge.task_id, C))
+        await app.deliberations.decide(proven_outcome(merge.task_id, C))
         assert (await app.wait_for_request(4)).repository == RepositoryRef(id="repo", ref=C)
-        await app.deliberations.decide(won(third, D))
+        await app.deliberations.decide(proven_outcome(third, D))
 
         async def is_finished() -> bool:
             finished = [
@@ -423,15 +423,17 @@ async def test_a_council_resolves_a_conflict_between_two_tasks(app: App) -> None
     async with app.working():
         *_, third = await record_three_tasks(app)
         for number in (3, 4):
-            await app.deliberations.decide(disagreed((await app.wait_for_request(number)).task_id))
+            await app.deliberations.decide(
+                conflict_outcome((await app.wait_for_request(number)).task_id)
+            )
         settle = await app.wait_for_request(5)
         assert settle.merge == ()
         assert settle.repository == RepositoryRef(id="repo", ref=A)
         assert "both sides changed the same lines: a.txt" in settle.description
-        await app.deliberations.decide(won(settle.task_id, C))
+        await app.deliberations.decide(proven_outcome(settle.task_id, C))
         integration = await app.wait_for_request(6)
         assert (integration.task_id, integration.merge) == (f"{third}-base-all", (C,))
-        await app.deliberations.decide(won(integration.task_id, D))
+        await app.deliberations.decide(proven_outcome(integration.task_id, D))
         assert (await app.wait_for_request(7)).repository == RepositoryRef(id="repo", ref=D)
 
 
@@ -439,7 +441,9 @@ async def test_an_unresolved_conflict_skips_dependent_tasks(app: App) -> None:
     async with app.working():
         *_, third = await record_three_tasks(app)
         for number in (3, 4):
-            await app.deliberations.decide(disagreed((await app.wait_for_request(number)).task_id))
+            await app.deliberations.decide(
+                conflict_outcome((await app.wait_for_request(number)).task_id)
+            )
         settle = await app.wait_for_request(5)
         await app.deliberations.decide(
             Outcome(settle.task_id, DeliberationStatus.COMPLETED, role="dev")
@@ -465,7 +469,7 @@ async def test_a_story_without_a_repository_has_no_checks_to_run() -> None:
         await app.move("refine", "submit")
         await app.stands("design", "planned")
         await app.move("accept_design")
-        await app.deliberations.decide(won((await app.wait_for_request(1)).task_id))
+        await app.deliberations.decide(proven_outcome((await app.wait_for_request(1)).task_id))
         await app.stands("test", "checked")
 
 
@@ -554,7 +558,7 @@ async def two_tasks(app: App) -> tuple[DeliberationRequest, DeliberationRequest]
     await planner.change(app.story_id, str(card.plan.data["plan_id"]), outlines, LOCAL)
     await app.move("accept_design")
     first = await app.wait_for_request(1)
-    await app.deliberations.decide(won(first.task_id, A))
+    await app.deliberations.decide(proven_outcome(first.task_id, A))
     return first, await app.wait_for_request(2)
 
 
@@ -597,7 +601,7 @@ async def test_tasks_without_a_winner_are_retried_and_the_others_are_kept(app: A
         retry = await app.wait_for_request(3)
         assert retry.task_id not in {first.task_id, second.task_id}
         assert (retry.description, retry.repository) == (second.description, second.repository)
-        await app.deliberations.decide(won(retry.task_id, B))
+        await app.deliberations.decide(proven_outcome(retry.task_id, B))
         await app.stands("test")
         assert len(app.deliberations.task_ids()) == 4, "the check of the whole is the fourth"
         assert (await app.card()).commits == (B, A)

@@ -90,7 +90,7 @@ async def events(bus: MemoryBus, kind: EventType) -> list[Event]:
     ]
 
 
-def won(task_id: str, role: str, content: str = "", commit: str = "") -> Outcome:
+def won_outcome(task_id: str, role: str, content: str = "", commit: str = "") -> Outcome:
     result = Result(1, f"agent-{role}-001", role, 1.0, ("proven",), True, True, content=content)
     return Outcome(
         task_id,
@@ -111,7 +111,7 @@ async def test_the_tasks_of_a_planned_story_run_in_order(
         design, code, tests = answer.task_ids
         await until(lambda: deliberations.task_ids() == [design])
         assert deliberations.request(design).about_text
-        await deliberations.decide(won(design, "architect", "Use a function."))
+        await deliberations.decide(won_outcome(design, "architect", "Use a function."))
         await until(lambda: deliberations.task_ids() == [design, code])
         assert deliberations.request(code).context == "architect: Use a function."
         assert deliberations.request(code).constraints.requirements == ("says hello", "is polite")
@@ -119,12 +119,12 @@ async def test_the_tasks_of_a_planned_story_run_in_order(
             "story-1",
             "plan-1",
         )
-        await deliberations.decide(won(code, "dev", commit="c0ffee"))
+        await deliberations.decide(won_outcome(code, "dev", commit="c0ffee"))
         await until(lambda: deliberations.task_ids() == [design, code, tests])
         built_on = deliberations.request(tests).repository
         assert built_on is not None
         assert (built_on.id, built_on.ref) == ("repo", "c0ffee")
-        await deliberations.decide(won(tests, "qa", commit="cafe"))
+        await deliberations.decide(won_outcome(tests, "qa", commit="cafe"))
         async with asyncio.timeout(10):
             while not (ends := await events(bus, EventType.PLAN_FINISHED)):
                 await asyncio.sleep(0.01)
@@ -185,12 +185,12 @@ async def test_a_restarted_planner_continues_from_the_log(
     async with running(bus, deliberations, first := Planner(bus, LimitSettings())):
         design, code, tests = (await first.process(MOVED, LOCAL)).task_ids
         await until(lambda: deliberations.task_ids() == [design])
-    await deliberations.decide(won(design, "architect"))  # while nobody looks
+    await deliberations.decide(won_outcome(design, "architect"))  # while nobody looks
     async with running(bus, deliberations, Planner(bus, LimitSettings())):
         await until(lambda: deliberations.task_ids() == [design, code])
-        await deliberations.decide(won(code, "dev"))
+        await deliberations.decide(won_outcome(code, "dev"))
         await until(lambda: tests in deliberations.task_ids())
-        await deliberations.decide(won(tests, "qa"))
+        await deliberations.decide(won_outcome(tests, "qa"))
         async with asyncio.timeout(10):
             while not await events(bus, EventType.PLAN_FINISHED):
                 await asyncio.sleep(0.01)
@@ -484,7 +484,7 @@ async def test_a_derived_task_that_cannot_start_is_recorded_with_its_reason(
         assert not await planner.is_waiting(code, OTHER)
         assert not await planner.is_waiting(TaskId("task-other"), LOCAL)
         deliberations.failure = NoCouncil("the dev council was deleted")
-        await deliberations.decide(won(design, "architect"))
+        await deliberations.decide(won_outcome(design, "architect"))
         await until(lambda: len(deliberations.refused) == 2)
     assert deliberations.refused == {
         code: "the dev council was deleted",

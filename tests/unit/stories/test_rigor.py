@@ -36,7 +36,7 @@ REPORTS = st.builds(
 )
 
 
-def changed(**parts: Any) -> JobReport:
+def changed_report(**parts: Any) -> JobReport:
     return GOOD.model_copy(update=parts)
 
 
@@ -53,46 +53,48 @@ def test_complete_evidence_passes_with_all_points(level: str) -> None:
 @pytest.mark.parametrize(
     ("report", "level", "decision", "words"),
     [
-        (changed(build=Build()), "L0", "block", "blocks: the build failed"),
-        (changed(build=None), "L0", "block", "no evidence of build"),
-        (changed(unit=None), "L1", "block", "no evidence of unit"),
-        (changed(unit=SuiteRun(ok=True)), "L1", "block", "no evidence of unit"),
-        (changed(unit=None), "L0", "pass", "unit: not run: 0 of 30 points"),
-        (changed(static=None), "L2", "block", "no evidence of static"),
-        (changed(e2e=None), "L3", "block", "no evidence of e2e"),
-        (changed(e2e=None), "L2", "pass", "e2e: not run: 0 of 10 points"),
+        (changed_report(build=Build()), "L0", "block", "blocks: the build failed"),
+        (changed_report(build=None), "L0", "block", "no evidence of build"),
+        (changed_report(unit=None), "L1", "block", "no evidence of unit"),
+        (changed_report(unit=SuiteRun(ok=True)), "L1", "block", "no evidence of unit"),
+        (changed_report(unit=None), "L0", "pass", "unit: not run: 0 of 30 points"),
+        (changed_report(static=None), "L2", "block", "no evidence of static"),
+        (changed_report(e2e=None), "L3", "block", "no evidence of e2e"),
+        (changed_report(e2e=None), "L2", "pass", "e2e: not run: 0 of 10 points"),
         (
-            changed(unit=SuiteRun(ok=False, passed=8, failed=1, coverage=0.9)),
+            changed_report(unit=SuiteRun(ok=False, passed=8, failed=1, coverage=0.9)),
             "L1",
             "block",
             "unit: 1 of 9 tests failed",
         ),
         (
-            changed(unit=SuiteRun(ok=True, passed=8, failed=1, coverage=0.9)),
+            changed_report(unit=SuiteRun(ok=True, passed=8, failed=1, coverage=0.9)),
             "L1",
             "block",
             "unit: 1 of 9 tests failed",
         ),
         (
-            changed(unit=SuiteRun(ok=True, passed=9, coverage=0.4)),
+            changed_report(unit=SuiteRun(ok=True, passed=9, coverage=0.4)),
             "L3",
             "pass",
             "coverage: 40% of the lines, required are 80%",
         ),
         (
-            changed(unit=SuiteRun(ok=True, passed=9, coverage=0.2)),
+            changed_report(unit=SuiteRun(ok=True, passed=9, coverage=0.2)),
             "L3",
             "warn",
             "88 points; L3 passes from 90 and warns from 85",
         ),
         (
-            changed(static=Static(ok=True, sonar=SonarResult(quality_gate="ERROR"))),
+            changed_report(static=Static(ok=True, sonar=SonarResult(quality_gate="ERROR"))),
             "L3",
             "warn",
             "the quality gate says 'ERROR'",
         ),
         (
-            changed(static=Static(ok=True, sonar=SonarResult(quality_gate="ok", new_critical=1))),
+            changed_report(
+                static=Static(ok=True, sonar=SonarResult(quality_gate="ok", new_critical=1))
+            ),
             "L3",
             "pass",
             "1 new critical",

@@ -19,7 +19,7 @@ TASKS = [
 ]
 
 
-def derived(tasks: Any = TASKS, plan: str = "plan-1", **fields: Any) -> Event:
+def plan_derived(tasks: Any = TASKS, plan: str = "plan-1", **fields: Any) -> Event:
     return write(
         EventType.PLAN_DERIVED,
         "s",
@@ -43,14 +43,14 @@ def steps(
 
 
 def test_a_task_without_a_council_waits_for_its_dependencies_or_the_design() -> None:
-    task_steps = steps(derived())
+    task_steps = steps(plan_derived())
     assert [(step.number, step.status, step.after, step.begun) for step in task_steps] == [
         (1, "waits", (), False),
         (2, "waits", (), False),
         (3, "waits", (1, 2), False),
     ]
     assert task_steps[2].next == "begins when those before it have a winner"
-    assert steps(derived(), state="design")[0].next == "begins when the design is accepted"
+    assert steps(plan_derived(), state="design")[0].next == "begins when the design is accepted"
 
 
 def test_a_running_task_has_the_status_of_its_council() -> None:
@@ -60,7 +60,7 @@ def test_a_running_task_has_the_status_of_its_council() -> None:
         ),
         TaskId("b"): TaskView(TaskId("b"), DeliberationStatus.IN_PROGRESS, progress=45),
     }
-    task_steps = steps(derived(), views=views)
+    task_steps = steps(plan_derived(), views=views)
     assert [(step.status, step.why, step.begun) for step in task_steps] == [
         ("won", "agent-dev-002, proven", True),
         ("at work", "45 %", True),
@@ -69,7 +69,7 @@ def test_a_running_task_has_the_status_of_its_council() -> None:
 
 
 def test_a_task_that_could_not_be_submitted_has_a_reason() -> None:
-    plan = derived()
+    plan = plan_derived()
     first, second, _ = steps(
         plan,
         plan_finished(
@@ -81,7 +81,7 @@ def test_a_task_that_could_not_be_submitted_has_a_reason() -> None:
 
 
 def test_a_task_that_ended_without_a_winner_has_a_reason_and_a_next_step() -> None:
-    plan = derived()
+    plan = plan_derived()
     views = {
         TaskId("a"): TaskView(
             TaskId("a"), DeliberationStatus.COMPLETED, error="no candidate passed the gates"
@@ -103,7 +103,10 @@ def test_a_task_that_ended_without_a_winner_has_a_reason_and_a_next_step() -> No
 
 
 def test_only_the_last_round_has_next_steps() -> None:
-    plan, repair_plan = derived(), derived([{"task_id": "r", "role": "dev"}], "plan-2", by="repair")
+    plan, repair_plan = (
+        plan_derived(),
+        plan_derived([{"task_id": "r", "role": "dev"}], "plan-2", by="repair"),
+    )
     history = (plan, plan_finished(plan, a="NO_WINNER"), repair_plan)
     first_round, last = rounds(history, {}, "build")
     assert not any(step.next for step in first_round.steps)
@@ -112,11 +115,11 @@ def test_only_the_last_round_has_next_steps() -> None:
 
 
 def test_the_architects_deliberation_that_derived_the_tasks_is_named() -> None:
-    assert rounds([derived()], {}, "build")[0].design == ""
-    assert rounds([derived(by="architects")], {}, "build")[0].design == "design-1"
-    assert rounds([derived(why="no answer")], {}, "build")[0].design == "design-1"
+    assert rounds([plan_derived()], {}, "build")[0].design == ""
+    assert rounds([plan_derived(by="architects")], {}, "build")[0].design == "design-1"
+    assert rounds([plan_derived(why="no answer")], {}, "build")[0].design == "design-1"
 
 
 @pytest.mark.parametrize("tasks", [None, "x", [1], [{}], {"a": 1}])
 def test_a_malformed_plan_has_no_tasks(tasks: Any) -> None:
-    assert steps(derived(tasks)) == []
+    assert steps(plan_derived(tasks)) == []

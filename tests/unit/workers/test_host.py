@@ -31,7 +31,13 @@ from moothall.stories.coach import StoryDraft
 from moothall.telemetry import metrics
 from moothall.testing.bus import MemoryBus
 from moothall.workers.host import Host
-from support.council import CouncilEnvironment, finish, forever, open_council, scripted
+from support.council import (
+    CouncilEnvironment,
+    answer_with_approaches,
+    finish,
+    forever,
+    open_council,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -48,7 +54,7 @@ class Answering:
 
 @asynccontextmanager
 async def council(folder: Path, model: Answering) -> AsyncIterator[CouncilEnvironment]:
-    async with open_council(folder, scripted(model)) as app:
+    async with open_council(folder, answer_with_approaches(model)) as app:
         yield app
 
 
@@ -66,7 +72,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def finished(events: list[Event]) -> int:
+def finished_count(events: list[Event]) -> int:
     return sum(event.type is EventType.SEAT_FINISHED for event in events)
 
 
@@ -86,7 +92,7 @@ async def test_a_host_that_lost_its_work_stops_silently_and_another_finishes_it(
         await quick._handle_work(Recorded(1, request(d), {"deliveries": "2"}))
         assert await first == "SUPERSEDED"
         assert slow.busy == quick.busy == 0
-        assert finished(await app.events()) == 3
+        assert finished_count(await app.events()) == 3
         assert (
             await run_until_superseded(
                 slow._handle_work(Recorded(1, request(d), {"deliveries": "1"}))
@@ -118,7 +124,7 @@ async def test_redelivered_work_is_done_and_not_acked_if_the_first_run_is_lost(
         model.hangs = False
         first.cancel()  # like the bus after a host has lost its hold
         await second
-        assert finished(await app.events()) == 3
+        assert finished_count(await app.events()) == 3
 
 
 async def test_a_cancel_whose_signal_was_lost_is_read_from_the_log(tmp_path: Path) -> None:
@@ -241,7 +247,7 @@ async def test_an_executor_that_dies_during_the_preparation_is_retried(
 
         return append()
 
-    async with open_council(tmp_path, scripted(answer)) as app:
+    async with open_council(tmp_path, answer_with_approaches(answer)) as app:
         host = Host("host", app.bus, Unsteady(app, deaths), app.parts, 4)
         d = app.deliberation("single", 1)
         await host._handle_work(Recorded(1, request(d)))
@@ -290,7 +296,7 @@ async def test_a_host_that_was_suspended_makes_no_more_model_calls(tmp_path: Pat
         host._beat -= 60  # as if it had been stopped for a minute
         assert not host._owns_task(d.task_id)
         assert await work == "SUPERSEDED"
-        assert finished(await app.events()) == 0
+        assert finished_count(await app.events()) == 0
 
 
 async def test_tenants_share_the_cores_and_a_long_wait_is_published(tmp_path: Path) -> None:
@@ -329,7 +335,7 @@ async def test_a_base_whose_checks_cannot_judge_fails_before_any_model_call(
     def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str:
         return finish("never asked")
 
-    async with open_council(tmp_path, scripted(answer)) as app:
+    async with open_council(tmp_path, answer_with_approaches(answer)) as app:
         run = CheckRun("tests", Verdict.MISSING, output="no tests ran in 0.01s", exit_code=5)
         app.prepared = replace(app.prepared, runs={"tests": run})
         host = Host("host", app.bus, Unsteady(app, 0), app.parts, 4)
@@ -354,7 +360,7 @@ async def test_the_results_of_the_base_are_shown(tmp_path: Path) -> None:
 
         return append()
 
-    async with open_council(tmp_path, scripted(answer)) as app:
+    async with open_council(tmp_path, answer_with_approaches(answer)) as app:
         host = Host("host", app.bus, Unsteady(app, 0), app.parts, 4)
         await host._handle_work(Recorded(1, request(app.deliberation("single", 1))))
         steps = [
@@ -471,7 +477,10 @@ async def test_a_host_runs_a_limited_number_of_deliberations_across_all_roles(
         running -= 1
         return finish("An old silent pond")
 
-    async with open_council(tmp_path, scripted(think)) as app, asyncio.TaskGroup() as group:
+    async with (
+        open_council(tmp_path, answer_with_approaches(think)) as app,
+        asyncio.TaskGroup() as group,
+    ):
         hosting = group.create_task(replace(host_of(app), concurrency=2).run())
         for number in range(9):
             role = ("dev", "qa", "architect")[number % 3]
@@ -482,7 +491,7 @@ async def test_a_host_runs_a_limited_number_of_deliberations_across_all_roles(
             )
             await app.bus.enqueue(Channel.WORK.of(role), request(d))
         async with asyncio.timeout(30):
-            while finished(await app.events()) < 9:
+            while finished_count(await app.events()) < 9:
                 await asyncio.sleep(0.01)
         hosting.cancel()
     assert max_running == 2

@@ -17,7 +17,7 @@ from moothall.domain.task import DeliberationRequest
 from moothall.orchestrator.request_planning import Defaults
 from moothall.orchestrator.service import DeliberationService
 from moothall.workers.host import Host
-from support.council import Thinking, open_council, scripted, until
+from support.council import Thinking, answer_with_approaches, open_council, until
 from support.story import Remembering
 
 FRENCH = "Say it in French."
@@ -27,7 +27,10 @@ async def test_a_seat_gets_a_steering_message_at_its_next_turn_and_again_after_a
     tmp_path: Path,
 ) -> None:
     model = Thinking()
-    async with open_council(tmp_path, scripted(model)) as app, asyncio.TaskGroup() as group:
+    async with (
+        open_council(tmp_path, answer_with_approaches(model)) as app,
+        asyncio.TaskGroup() as group,
+    ):
         host, deliberations = (
             Host("host", app.bus, Remembering(), app.parts, 4),
             DeliberationService(app.bus, Remembering(), Defaults(LimitSettings())),

@@ -40,7 +40,7 @@ def environment(tmp_path: Path) -> Path:
     return folder
 
 
-def stored(tmp_path: Path) -> list[Path]:
+def stored_files(tmp_path: Path) -> list[Path]:
     return [path for path in (tmp_path / "shared").glob("*/*") if path.is_file()]
 
 
@@ -71,12 +71,12 @@ async def test_another_key_or_image_restores_nothing(tmp_path: Path, environment
 
 async def test_a_damaged_archive_is_reported_and_removed(tmp_path: Path, environment: Path) -> None:
     await archives(tmp_path).store("key", environment)
-    (path,) = stored(tmp_path)
+    (path,) = stored_files(tmp_path)
     path.write_bytes(path.read_bytes()[:700])
     messages: list[str] = []
     assert not await archives(tmp_path).restore("key", empty(tmp_path), messages.append)
     assert "setting up anew" in messages[0]
-    assert stored(tmp_path) == []
+    assert stored_files(tmp_path) == []
 
 
 async def test_the_least_recently_used_environment_is_deleted_if_space_is_short(
@@ -85,12 +85,12 @@ async def test_the_least_recently_used_environment_is_deleted_if_space_is_short(
     (environment / "layer" / "large").write_bytes(b"x" * 400_000)
     for number in range(3):
         await archives(tmp_path, max_bytes=1_000_000).store(f"key-{number}", environment)
-        for path in stored(tmp_path):
+        for path in stored_files(tmp_path):
             os.utime(path, (time.time() - 60, time.time() - 60 + int(path.name[-1])))
-    assert sorted(path.name for path in stored(tmp_path)) == ["key-1", "key-2"]
+    assert sorted(path.name for path in stored_files(tmp_path)) == ["key-1", "key-2"]
     (environment / "layer" / "large").write_bytes(b"x" * 1_400_000)
     await archives(tmp_path, max_bytes=1_000_000).store("too-large", environment)
-    assert sorted(path.name for path in stored(tmp_path)) == ["key-1", "key-2"]
+    assert sorted(path.name for path in stored_files(tmp_path)) == ["key-1", "key-2"]
 
 
 async def test_environments_unused_for_long_are_deleted_and_used_ones_stay(
@@ -98,11 +98,11 @@ async def test_environments_unused_for_long_are_deleted_and_used_ones_stay(
 ) -> None:
     for name in ("used", "unused"):
         await archives(tmp_path, keep_days=2).store(name, environment)
-    for path in stored(tmp_path):
+    for path in stored_files(tmp_path):
         os.utime(path, (time.time() - 3 * DAY,) * 2)
     assert await archives(tmp_path, keep_days=2).restore("used", empty(tmp_path), print)
     await archives(tmp_path, keep_days=2).store("new", environment)
-    assert sorted(path.name for path in stored(tmp_path)) == ["new", "used"]
+    assert sorted(path.name for path in stored_files(tmp_path)) == ["new", "used"]
 
 
 async def test_an_unwritable_folder_stops_nothing(tmp_path: Path, environment: Path) -> None:

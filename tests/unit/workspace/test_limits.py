@@ -14,7 +14,7 @@ from moothall.workspace.pool import concurrent_commands
 SETTINGS = WorkspaceSettings(check_seconds=100, check_floor_seconds=12)
 
 
-def prepared(**run: object) -> Prepared:
+def prepared_with(**run: object) -> Prepared:
     check_run = CheckRun("tests", Verdict.PASSED, **{"duration_ms": 1000, **run})  # type: ignore[arg-type]
     return Prepared(
         Base("r", "0" * 40, Profile(checks={"tests": ("x",)})), "key", (), {"tests": check_run}
@@ -77,7 +77,7 @@ def test_the_base_gets_the_maximum_time_and_triple_the_limit_per_case(
 def test_limits_are_derived_from_the_base_run(
     run: dict[str, object], expected: tuple[float, float, str]
 ) -> None:
-    assert limit(SETTINGS, prepared(**run), "tests") == CheckLimit(*expected)
+    assert limit(SETTINGS, prepared_with(**run), "tests") == CheckLimit(*expected)
 
 
 def test_a_reached_limit_is_named_with_its_setting() -> None:

@@ -43,13 +43,13 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def joined(app: Local) -> None:
+async def wait_for_nodes(app: Local) -> None:
     await until(lambda: cluster_of(app).calls["beat"] > 4)
 
 
 async def test_seats_of_a_council_are_spread_and_a_folder_is_sent_once(app: Local) -> None:
     prepared = await app.prepared(SLEEP)
-    await joined(app)
+    await wait_for_nodes(app)
     with telemetry.bound(task_id="task-1"):
         async with app.workspaces.open(prepared, "one"), app.workspaces.open(prepared, "two"):
             assert open_on(app) == {"node-0": 1, "node-1": 1}
@@ -62,7 +62,7 @@ async def test_seats_of_a_council_are_spread_and_a_folder_is_sent_once(app: Loca
 async def failure_of(app: Local, harm: Callable[[str], None]) -> str:
     """Return how a running check fails after harm to its node."""
     prepared = await app.prepared(SLEEP)
-    await joined(app)
+    await wait_for_nodes(app)
     async with app.workspaces.open(prepared, "one") as workspace:
         (name,) = (name for name, count in open_on(app).items() if count)
         check = asyncio.create_task(workspace.check("sleep"))
@@ -111,7 +111,7 @@ async def test_a_restarted_node_has_none_of_its_workspaces(app: Local, tmp_path:
 
 async def test_time_spent_waiting_for_a_core_of_the_node_does_not_count(app: Local) -> None:
     prepared = await app.prepared({**SLEEP, "nap": python("import time; time.sleep(4)")})
-    await joined(app)
+    await wait_for_nodes(app)
     cluster_of(app).lost.add("node-1")
     async with (
         app.workspaces.open(prepared, "one") as first_workspace,

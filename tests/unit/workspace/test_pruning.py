@@ -16,7 +16,7 @@ from support.repos import make_sample
 LONG_AGO = time.time() - 30 * 86_400
 
 
-def prepared(layout: Layout, key: str, base: Base, *, used: float) -> None:
+def create_prepared(layout: Layout, key: str, base: Base, *, used: float) -> None:
     """As preparation leaves it, last used then."""
     record, tree, environment = (
         layout.prepared_file(key),
@@ -45,9 +45,9 @@ def base(sha: str, lock: str) -> Base:
 
 async def test_preparations_unused_for_long_are_pruned(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
-    prepared(layout, "recent", base("a", "one"), used=time.time())
-    prepared(layout, "old", base("b", "two"), used=LONG_AGO)
-    prepared(layout, "shares", base("c", "one"), used=LONG_AGO)
+    create_prepared(layout, "recent", base("a", "one"), used=time.time())
+    create_prepared(layout, "old", base("b", "two"), used=LONG_AGO)
+    create_prepared(layout, "shares", base("c", "one"), used=LONG_AGO)
     (layout.tree("half-made")).mkdir()
     assert await prune_preparations(tmp_path, 14) == 5, (
         "two checkouts with their histories and an environment"

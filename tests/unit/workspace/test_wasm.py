@@ -19,14 +19,14 @@ seconds: 5
 """
 
 
-def put(folder: Path, text: str, name: str = "count") -> Path:
+def write_description(folder: Path, text: str, name: str = "count") -> Path:
     (folder / f"{name}.wasm").write_bytes(b"\0asm")
     (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
     return folder
 
 
 def test_a_module_and_its_description_become_a_tool(tmp_path: Path) -> None:
-    (tool,) = read_tools(put(tmp_path, COUNT))
+    (tool,) = read_tools(write_description(tmp_path, COUNT))
     spec = tool.spec
     assert (spec.name, spec.danger, spec.paths, spec.timeout_seconds) == (
         "wasm.count",
@@ -89,12 +89,12 @@ def test_errors_in_a_description_are_named(
     tmp_path: Path, name: str, text: str, message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message) as raised:
-        read_tools(put(tmp_path, text, name))
+        read_tools(write_description(tmp_path, text, name))
     assert f"{name}.yaml" in raised.value.message
 
 
 def test_a_description_needs_its_module(tmp_path: Path) -> None:
-    put(tmp_path, COUNT)
+    write_description(tmp_path, COUNT)
     (tmp_path / "count.wasm").unlink()
     with pytest.raises(ConfigurationError, match=r"its module count\.wasm is missing"):
         read_tools(tmp_path)

@@ -18,14 +18,14 @@ from k8s.roles.role_deployment import CouncilResult, RoleDeployment
 from k8s.test_deploy import SAMPLE
 from kubernetes import client
 
-from command import WRONG, by_task, scripted, turn
+from command import WRONG, answer_turns_with, by_task, turn
 from moothall.testing.model import Fault, call_id_of, phase_of, scripted_model, seat_of
 from support import gobuilt
 from support.kube import deployment
 from support.kube.ctl import ask
 from support.kube.node import nodes
 from support.kube.programs import Home, Missing
-from support.kube.stood import stood
+from support.kube.stood import install_deployment
 
 _SECONDS_A_TURN = 2.0  # leaves time to kill something during a turn
 
@@ -60,7 +60,7 @@ async def counted() -> AsyncIterator[Counted]:
     """The model server of the deployment."""
     counter = Counted("", [])
     counter.answers.set()
-    council = scripted(by_task)
+    council = answer_turns_with(by_task)
 
     async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
         counter.arrived.append((call_id_of(headers), time.time()))
@@ -85,7 +85,7 @@ async def keys(
     """The installed and ready deployment: the folder of its keys, and its volumes."""
     folder = tmp_path_factory.mktemp("deployment")
     try:
-        async with stood(home, folder, deployment.values(counted.url)) as folders:
+        async with install_deployment(home, folder, deployment.values(counted.url)) as folders:
             yield folder, folders
     except (gobuilt.Missing, Missing) as missing:
         pytest.fail(str(missing))

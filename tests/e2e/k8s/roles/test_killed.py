@@ -15,7 +15,7 @@ from support.kube.deployment import WORKSPACES
 from support.kube.killing import bring_back
 from support.kube.node import Node
 from support.kube.programs import Home
-from support.kube.stood import all_rolled_out, rolled_out
+from support.kube.stood import all_rolled_out, wait_for_rollout
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
@@ -50,7 +50,7 @@ async def test_a_process_killed_during_a_council_does_not_change_the_outcome(
     assert (result.repeated, result.decisions) == ([], 1)
     assert await role_deployment.leftovers() == []
     await role_deployment.wait_for_graph()
-    await rolled_out("statefulset/nats", "statefulset/neo4j")
+    await wait_for_rollout("statefulset/nats", "statefulset/neo4j")
 
 
 @pytest.mark.alone

@@ -20,7 +20,7 @@ from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from support.kube import deployment, older_images
 from support.kube.ctl import ask
 from support.kube.programs import Home, Missing
-from support.kube.stood import DEPLOYMENTS, rolled_out
+from support.kube.stood import DEPLOYMENTS, wait_for_rollout
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
@@ -83,7 +83,7 @@ async def test_an_upgrade_of_all_roles_at_once_loses_no_call(
     async with concurrent_callers(role_deployment, "upgrade"):
         values = deployment.values(counted.url, MOOTHALL_LOG__LEVEL="warning")
         await asyncio.to_thread(deployment.install, home, values)
-        await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
+        await wait_for_rollout(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
 
 
 async def wait_for_pods(role_deployment: RoleDeployment, pods: int) -> set[str]:
@@ -140,7 +140,7 @@ async def test_replacing_each_role_under_load_does_not_change_a_councils_outcome
     async def restart() -> None:
         for name in DEPLOYMENTS:
             await ask("-n", deployment.SPACE, "rollout", "restart", f"deployment/moothall-{name}")
-            await rolled_out(f"deployment/moothall-{name}")
+            await wait_for_rollout(f"deployment/moothall-{name}")
 
     async with concurrent_callers(role_deployment, "restart"):
         result = await replace_during_council("rolled", role_deployment, counted, restart)
@@ -170,7 +170,7 @@ async def test_an_upgrade_from_an_older_version_does_not_change_a_councils_outco
     async def upgrade() -> None:
         await give(new_credentials)
         await asyncio.to_thread(deployment.install, home, deployment.values(counted.url))
-        await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
+        await wait_for_rollout(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
 
     older = deployment.values(counted.url)
     older["images"] |= {
@@ -185,7 +185,7 @@ async def test_an_upgrade_from_an_older_version_does_not_change_a_councils_outco
         }
     )  # initially, all roles had the same
     await asyncio.to_thread(deployment.install, home, older)
-    await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
+    await wait_for_rollout(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
     result = await replace_during_council("upgraded-from-before", role_deployment, counted, upgrade)
     assert undisturbed.difference(result) == ""
     assert (result.repeated, result.decisions) == ([], 1)

@@ -16,7 +16,7 @@ from moothall.pb.tool.v1 import tool_pb2 as pb
 from moothall.pb.tool.v1.tool_pb2_grpc import ToolServiceStub
 from support.kube.ctl import ask
 from support.kube.deployment import SPACE
-from support.kube.stood import rolled_out
+from support.kube.stood import wait_for_rollout
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
@@ -56,7 +56,7 @@ async def test_callers_of_tools_retry_while_the_service_restarts(
     await use_workspace(role_deployment, "before")
     refused: list[grpc.StatusCode] = []
     await ask("-n", SPACE, "rollout", "restart", "deployment/moothall-tools")
-    rolling = asyncio.create_task(rolled_out("deployment/moothall-tools"))
+    rolling = asyncio.create_task(wait_for_rollout("deployment/moothall-tools"))
     attempts = 0
     while not rolling.done() or not attempts:
         attempts += 1

@@ -27,7 +27,7 @@ from support.kube.ctl import ask
 from support.kube.deployment import CLAIMS, PASSWORD, SPACE
 from support.kube.page import by_role
 from support.kube.programs import Home
-from support.kube.stood import all_rolled_out, cleared, old_pods_gone
+from support.kube.stood import all_rolled_out, old_pods_gone, remove_deployment
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
@@ -197,7 +197,7 @@ async def test_a_restored_server_equals_its_backup(
     await page.run(by_role(page.lines("scale deployment/moothall --replicas=0")[0], SPACE))
     await wait_until_stopped(role_deployment)
     await role_deployment.disconnect()
-    await cleared(home)
+    await remove_deployment(home)
     await asyncio.to_thread(role_deployment.folders.make)
     assert not any(any((role_deployment.folders.root / name).iterdir()) for name in CLAIMS)
 

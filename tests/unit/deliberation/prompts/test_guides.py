@@ -15,12 +15,12 @@ SKILL_PATH = ".agents/skills/release/SKILL.md"
 
 
 def reader(files: Mapping[str, str]) -> Callable[[str], Awaitable[str]]:
-    async def read(path: str) -> str:
+    async def read_file(path: str) -> str:
         if path not in files:
             raise NotFound(path)
         return files[path]
 
-    return read
+    return read_file
 
 
 async def test_the_closest_guide_of_a_named_file_is_shown_and_the_others_are_listed() -> None:

@@ -19,7 +19,7 @@ CHANGE = Patch(
 )
 
 
-def prepared() -> Prepared:
+def prepared_base() -> Prepared:
     profile = Profile(checks={"tests": ("pytest",)})
     return Prepared(
         Base("r", "0" * 40, profile), "k", (), {"tests": CheckRun("tests", Verdict.PASSED, BASE)}
@@ -36,25 +36,25 @@ def workspace_state(*cases: str, partial_checks: bool = True) -> WorkspaceState:
 def test_a_partial_run_reports_how_many_existing_tests_ran() -> None:
     partial_run = workspace_state("tests/test_a.py::x", "tests/test_new.py::y")
     assert "1 of 4 existing tests ran: those near your change." in submission_text(
-        partial_run, prepared(), {}, 2000
+        partial_run, prepared_base(), {}, 2000
     )
-    assert is_clean(partial_run, prepared(), {})
+    assert is_clean(partial_run, prepared_base(), {})
     full_run = workspace_state(*BASE, partial_checks=False)
-    assert "existing tests ran" not in submission_text(full_run, prepared(), {}, 2000)
+    assert "existing tests ran" not in submission_text(full_run, prepared_base(), {}, 2000)
 
 
 def test_a_seat_is_asked_to_confirm_if_no_existing_test_ran() -> None:
     own_tests_only = workspace_state("tests/test_new.py::y")
     assert "0 of 4 existing tests ran: none was found near your change." in submission_text(
-        own_tests_only, prepared(), {}, 2000
+        own_tests_only, prepared_base(), {}, 2000
     )
-    assert not is_clean(own_tests_only, prepared(), {})
+    assert not is_clean(own_tests_only, prepared_base(), {})
     only_tests = replace(CHANGE, paths=CHANGE.tests)
-    assert is_clean(replace(own_tests_only, patch=only_tests), prepared(), {}), (
+    assert is_clean(replace(own_tests_only, patch=only_tests), prepared_base(), {}), (
         "it can break nothing"
     )
     assert "tests: 0 of 4 existing tests ran: none" in submission_text(
-        workspace_state(), prepared(), {}, 2000
+        workspace_state(), prepared_base(), {}, 2000
     )
 
 

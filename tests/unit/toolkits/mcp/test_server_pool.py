@@ -31,7 +31,7 @@ class Starting:
         return LiveServer("slow", self.link, seconds=600, keep_seconds=600)
 
 
-async def _cut_off(server_pool: ServerPool, starting: Starting) -> None:
+async def _time_out_during_start(server_pool: ServerPool, starting: Starting) -> None:
     """A call that runs out of time while its server starts."""
     start_count = starting.begun
     call = asyncio.create_task(_call(server_pool, starting))
@@ -50,7 +50,7 @@ async def test_a_server_of_a_call_cancelled_during_the_start_ends_with_its_works
     server_pool, starting = ServerPool(2, asyncio.Semaphore(8)), Starting()
     async with asyncio.timeout(30):
         for _ in range(3):
-            await _cut_off(server_pool, starting)
+            await _time_out_during_start(server_pool, starting)
         await server_pool.close_workspace("workspace")
     assert (starting.begun, starting.up) == (3, 0)
 
@@ -59,7 +59,7 @@ async def test_cancelling_a_call_that_waits_for_a_slot_ends_no_server() -> None:
     slots = asyncio.Semaphore(0)
     server_pool, starting = ServerPool(2, slots), Starting()
     async with asyncio.timeout(30):
-        await _cut_off(server_pool, starting)
+        await _time_out_during_start(server_pool, starting)
         waiting = asyncio.create_task(_call(server_pool, starting))
         while not starting.up:
             await asyncio.sleep(0)

@@ -19,7 +19,7 @@ from moothall.workspace.archive import Pipe, pack, piped, receive, send, unpack
 MOST = 10_000_000
 
 
-def through(source: Path, target: Path) -> None:
+def copy_packed(source: Path, target: Path) -> None:
     packed = io.BytesIO()
     pack(source, packed)
     packed.seek(0)
@@ -27,7 +27,7 @@ def through(source: Path, target: Path) -> None:
     unpack(packed, target, max_bytes=MOST)
 
 
-def listed(root: Path) -> dict[str, tuple[str, int]]:
+def list_entries(root: Path) -> dict[str, tuple[str, int]]:
     entries = {}
     for path in sorted(root.rglob("*")):
         kind = (
@@ -49,10 +49,10 @@ def test_a_tree_is_unpacked_as_it_was_packed(tmp_path: Path) -> None:
     (tree / "a" / "again").hardlink_to(tree / "a" / "run.sh")
     (tree / "python").symlink_to("/usr/bin/python3")
     (tree / os.fsdecode(b"no\xfftext")).write_text("named oddly")
-    expected = listed(tree)
+    expected = list_entries(tree)
     os.mkfifo(tree / "pipe")
-    through(tree, tmp_path / "back")
-    assert listed(tmp_path / "back") == expected
+    copy_packed(tree, tmp_path / "back")
+    assert list_entries(tmp_path / "back") == expected
 
 
 def archive_of(*members: tuple[tarfile.TarInfo, bytes]) -> io.BytesIO:

@@ -142,7 +142,7 @@ def test_the_environment_is_writable_for_set_up_only() -> None:
     )
 
 
-def expanded(text: str, variables: dict[str, str]) -> str:
+def expand(text: str, variables: dict[str, str]) -> str:
     """What a kubelet makes of a command, an argument or the value of a variable."""
 
     def put(match: re.Match[str]) -> str:
@@ -170,12 +170,12 @@ def test_a_value_with_special_characters_is_passed_unchanged(text: str) -> None:
     link, services = document["spec"]["template"]["spec"]["containers"][:2]
     variables: dict[str, str] = {}
     for variable in link["env"]:
-        variables[variable["name"]] = expanded(variable["value"], variables)
+        variables[variable["name"]] = expand(variable["value"], variables)
     assert variables["MOOTHALL_BUS__TOKEN"] == text
     assert json.loads(variables[LINK])["name"] == "one"
-    assert expanded(services["command"][0], variables) == text
+    assert expand(services["command"][0], variables) == text
     assert services["command"][1:4] == ["-I", "-S", "-c"]
-    assert json.loads(expanded(services["args"][1], variables))["program"] == text
+    assert json.loads(expand(services["args"][1], variables))["program"] == text
 
 
 @given(

@@ -196,7 +196,7 @@ async def test_nothing_is_remembered_of_a_removed_pod(cluster: Cluster) -> None:
 
 
 def test_a_deployment_is_identified_by_the_bus_its_pods_reach(tmp_path: Path) -> None:
-    def named(**options: Any) -> str:
+    def deployment_name(**options: Any) -> str:
         return deployment_id(
             Settings(
                 bus=BusSettings(url=options.pop("url", "nats://127.0.0.1:4222")),
@@ -205,14 +205,25 @@ def test_a_deployment_is_identified_by_the_bus_its_pods_reach(tmp_path: Path) ->
         )
 
     url = "nats://bus.moothall:4222"
-    assert named(bus_url=url) == named(url="nats://me:secret@bus.moothall:4222") == named(url=url)
-    assert named(url="bus.moothall:4222") == named(url=f"{url}/") == named(url=url)
-    assert named() != named(bus_url=url)
+    assert (
+        deployment_name(bus_url=url)
+        == deployment_name(url="nats://me:secret@bus.moothall:4222")
+        == deployment_name(url=url)
+    )
+    assert (
+        deployment_name(url="bus.moothall:4222")
+        == deployment_name(url=f"{url}/")
+        == deployment_name(url=url)
+    )
+    assert deployment_name() != deployment_name(bus_url=url)
     first, second = (
         create_account_files(tmp_path / name)["links.json"].read_text()
         for name in ("first", "second")
     )
-    assert named(link_keys=first) == named(link_keys=first)
-    assert len({named(), named(link_keys=first), named(link_keys=second)}) == 3, (
-        "an account hears its own alone"
-    )
+    assert deployment_name(link_keys=first) == deployment_name(link_keys=first)
+    assert (
+        len(
+            {deployment_name(), deployment_name(link_keys=first), deployment_name(link_keys=second)}
+        )
+        == 3
+    ), "an account hears its own alone"

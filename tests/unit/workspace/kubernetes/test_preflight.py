@@ -23,7 +23,7 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeApi]:
         yield api
 
 
-def configured(folder: Path, **jobs: Any) -> Settings:
+def cluster_settings(folder: Path, **jobs: Any) -> Settings:
     job_settings = {"image": "work:1", "link_image": "moothall:1", **jobs}
     return Settings(
         data_dir=folder / "data",
@@ -34,7 +34,9 @@ def configured(folder: Path, **jobs: Any) -> Settings:
 
 
 async def examine(api: KubeApi, tmp_path: Path, **jobs: Any) -> dict[str, Finding]:
-    return {finding.part: finding async for finding in examine_jobs(configured(tmp_path, **jobs))}
+    return {
+        finding.part: finding async for finding in examine_jobs(cluster_settings(tmp_path, **jobs))
+    }
 
 
 async def test_a_cluster_suitable_for_workspaces_passes_every_check(
@@ -116,7 +118,7 @@ async def test_a_missing_cluster_is_the_only_message(
     (tmp_path / "none").write_text("{}", encoding="utf-8")
     with monkeypatch.context() as patched:
         patched.setenv("KUBECONFIG", str(tmp_path / "none"))
-        (only,) = [finding async for finding in examine_jobs(configured(tmp_path))]
+        (only,) = [finding async for finding in examine_jobs(cluster_settings(tmp_path))]
     assert "no cluster is configured" in only.detail
     assert "KUBECONFIG" in only.mend
     api.kubeconfig.write_text(api.kubeconfig.read_text().replace(api.address, "http://127.0.0.1:9"))
@@ -133,7 +135,7 @@ async def test_invalid_link_keys_are_reported(api: KubeApi, tmp_path: Path) -> N
 async def test_the_doctor_needs_no_local_isolation_and_explains_a_failing_workspace(
     api: KubeApi, tmp_path: Path
 ) -> None:
-    findings = [finding async for finding in examine_kubernetes(configured(tmp_path))]
+    findings = [finding async for finding in examine_kubernetes(cluster_settings(tmp_path))]
     assert [finding.part for finding in findings] == [
         "cluster",
         "cluster rights",
@@ -144,7 +146,7 @@ async def test_the_doctor_needs_no_local_isolation_and_explains_a_failing_worksp
     assert [finding.ok for finding in findings] == [True, True, True, True, False]
     assert "127.0.0.1:9" in findings[-1].detail, "the bus is away, and is named"
     api.denied = {("create", "jobs")}
-    findings = [finding async for finding in examine_kubernetes(configured(tmp_path))]
+    findings = [finding async for finding in examine_kubernetes(cluster_settings(tmp_path))]
     assert "workspace job" not in [finding.part for finding in findings], (
         "it would only say the same again"
     )

@@ -19,7 +19,7 @@ from support.kube import deployment
 from support.kube.addons import METRICS
 from support.kube.ctl import ask
 from support.kube.programs import Home, Missing
-from support.kube.stood import applied, give_images, rolled_out
+from support.kube.stood import apply_kustomization, give_images, wait_for_rollout
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
@@ -32,7 +32,7 @@ async def metrics_server(role_deployment: RoleDeployment, home: Home) -> None:
     try:
         await asyncio.to_thread(METRICS.make, home, print)
         await give_images(home)
-        await applied(await asyncio.to_thread(METRICS.applied, home))
+        await apply_kustomization(await asyncio.to_thread(METRICS.applied, home))
     except (gobuilt.Missing, Missing) as missing:
         pytest.fail(str(missing))
     await ask(
@@ -78,7 +78,7 @@ async def test_overloaded_apis_are_scaled_up_and_no_call_is_lost(
         async with asyncio.timeout(SECONDS):
             while (await scaler("api"))["status"].get("currentReplicas", 0) < 3:
                 await asyncio.sleep(2)
-        await rolled_out("deployment/moothall-api")
+        await wait_for_rollout("deployment/moothall-api")
     ready = [
         pod
         for pod in await role_deployment.pods("app.kubernetes.io/component=api")

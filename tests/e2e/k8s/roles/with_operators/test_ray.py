@@ -19,7 +19,7 @@ from support.kube.addons import RAY
 from support.kube.ctl import ask
 from support.kube.node import nodes
 from support.kube.programs import Home, Missing
-from support.kube.stood import applied, give_images, rolled_out
+from support.kube.stood import apply_kustomization, give_images, wait_for_rollout
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
@@ -33,7 +33,7 @@ async def wait_until_ready() -> None:
     """Wait for Ray's nodes and for the role that starts hosts on them."""
     await wait_for_kuberay("raycluster/hosts", "--for=jsonpath={.status.readyWorkerReplicas}=2")
     await wait_for_kuberay("pod", "-l", "ray.io/cluster=hosts", "--for=condition=Ready")
-    await rolled_out("deployment/moothall-hosts")
+    await wait_for_rollout("deployment/moothall-hosts")
 
 
 async def wait_for_kuberay(*arguments: str) -> None:
@@ -60,7 +60,7 @@ async def ray_deployment(
     try:
         await asyncio.to_thread(RAY.make, home, print)
         await give_images(home)
-        await applied(await asyncio.to_thread(RAY.applied, home))
+        await apply_kustomization(await asyncio.to_thread(RAY.applied, home))
         await ask(
             "-n", RAY.space, "rollout", "status", "deployment/kuberay-operator", "--timeout=120s"
         )

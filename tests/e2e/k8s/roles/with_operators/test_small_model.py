@@ -19,7 +19,7 @@ from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from support.kube import deployment, small_model
 from support.kube.ctl import ask
 from support.kube.programs import Home
-from support.kube.stood import DEPLOYMENTS, old_pods_gone, rolled_out
+from support.kube.stood import DEPLOYMENTS, old_pods_gone, wait_for_rollout
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
@@ -34,14 +34,14 @@ async def small_model_deployment(
     weights = await fetch_weights(LlmSettings(), home.root, lambda done, total: None)
     await ask("delete", "pv", small_model.VOLUME, "--ignore-not-found", "--timeout=60s")
     await ask("apply", "-f", "-", stdin=small_model.objects(weights))
-    await rolled_out(f"deployment/{small_model.NAME}")
+    await wait_for_rollout(f"deployment/{small_model.NAME}")
     values = deployment.values(
         small_model.URL,
         MOOTHALL_LLM__API_KEY=small_model.KEY,
         MOOTHALL_LLM__CONTEXT_TOKENS=str(small_model.TOKENS),
     )
     await asyncio.to_thread(deployment.install, home, values)
-    await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
+    await wait_for_rollout(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
     await old_pods_gone()
     yield
     await ask(
