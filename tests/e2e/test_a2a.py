@@ -67,8 +67,8 @@ def request(
     )
 
 
-async def send(client: Client, wanted: pb.SendMessageRequest) -> list[pb.StreamResponse]:
-    return [update async for update in client.send_message(wanted)]
+async def send(client: Client, message_request: pb.SendMessageRequest) -> list[pb.StreamResponse]:
+    return [update async for update in client.send_message(message_request)]
 
 
 async def test_an_agent_runs_a_deliberation_to_its_result(tmp_path: Path) -> None:
@@ -112,9 +112,9 @@ async def test_an_agent_runs_a_deliberation_to_its_result(tmp_path: Path) -> Non
             with pytest.raises(A2AError, match=task.id):
                 await stranger.get_task(pb.GetTaskRequest(id=task.id))
             assert not (await stranger.list_tasks(pb.ListTasksRequest())).tasks
-        async with agent(running, "no-token-of-this-server") as nobody:
+        async with agent(running, "no-token-of-this-server") as foreign_client:
             with pytest.raises(A2AClientError, match="401"):
-                await nobody.get_task(pb.GetTaskRequest(id=task.id))
+                await foreign_client.get_task(pb.GetTaskRequest(id=task.id))
 
 
 async def test_an_agent_follows_a_deliberation(tmp_path: Path) -> None:

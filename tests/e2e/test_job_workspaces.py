@@ -192,8 +192,8 @@ async def test_a_python_block_and_tools_work_on_the_same_files(
             block = CodeBlock(
                 code, {"files.read": ("path",)}, datetime.now(UTC) + timedelta(seconds=20), "local"
             )
-            ran = await workspace.run_code(block, ask)
-            assert "by a block" in ran.printed, ran
+            block_run = await workspace.run_code(block, ask)
+            assert "by a block" in block_run.printed, block_run
         assert [change.path for change in await workspace.changes()] == ["made.txt"]
 
 

@@ -199,11 +199,13 @@ def nearby(folder: Path, settings: Settings) -> tuple[CreateExecutor, NearbyPods
     cluster = NearbyPods(folder, settings, carrier)
     pods = Pods(cluster, carrier, lambda _: {})
 
-    def make(place: ExecutorSetup, within: Path, beside: ExecutorClient | None) -> ExecutorClient:
+    def make(
+        place: ExecutorSetup, folder: Path, prepared_beside: ExecutorClient | None
+    ) -> ExecutorClient:
         return (
-            CodeExecutor(place, within, settings, beside)
-            if isinstance(beside, JobExecutor)
-            else JobExecutor(place, within, settings, pods)
+            CodeExecutor(place, folder, settings, prepared_beside)
+            if isinstance(prepared_beside, JobExecutor)
+            else JobExecutor(place, folder, settings, pods)
         )
 
     return make, cluster

@@ -169,8 +169,8 @@ class ToolServer:
         """Return the current content of a file that a tool session has changed, seen from the host;
         empty if it does not exist.
         """
-        standing: Any = self.session_manager._sessions[workspace].seat.workspace
-        host_path: Path = standing._opened.result()._executor.upper / path
+        persistent: Any = self.session_manager._sessions[workspace].seat.workspace
+        host_path: Path = persistent._opened.result()._executor.upper / path
         return host_path.read_text(encoding="utf-8") if host_path.exists() else ""
 
     def pid(self, workspace: str) -> int:

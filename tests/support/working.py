@@ -77,7 +77,7 @@ class App:
     locks: dict[str, asyncio.Lock] = field(default_factory=dict)
 
     @asynccontextmanager
-    async def alone(self, name: str) -> AsyncIterator[None]:
+    async def hold_story(self, name: str) -> AsyncIterator[None]:
         """Keep other executors from a story that one works on."""
         async with self.locks.setdefault(name, asyncio.Lock()):
             yield
@@ -95,7 +95,7 @@ class App:
                     planner,
                     self.lands,
                     architects=self.architects,
-                    lock_step=self.alone,
+                    lock_step=self.hold_story,
                 ).run()
             )
             try:

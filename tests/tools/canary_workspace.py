@@ -219,7 +219,7 @@ class CanaryWorkspace:
         result = await self.call(attempt.tool, fill_in(attempt.arguments, placeholders))
         text = f"{json.dumps(dict(result.output), ensure_ascii=False, default=str)}\n{result.error}"
         assert result.status in attempt.statuses, f"{result.status}: {text[:3000]}"
-        assert re.search(attempt.shows, text, re.DOTALL), text[:3000]
+        assert re.search(attempt.expected_output, text, re.DOTALL), text[:3000]
         assert SECRET not in text
         assert SECRET not in json.dumps(
             [event.data for event in self.facts.events[published:]], default=str

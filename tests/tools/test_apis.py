@@ -210,10 +210,12 @@ async def test_a_kernel_task_runs_from_its_prompt_to_its_end(app: Served) -> Non
         tools=["files.read"],
         capability_token=task.capability_token,
     )
-    ran = await runner.Execute(order, **as_(ALICE))  # opens the task's workspace
-    assert (ran.status, ran.tool_call_count, ran.result.number_value > 0) == ("success", 1, True), (
-        ran
-    )
+    executed = await runner.Execute(order, **as_(ALICE))  # opens the task's workspace
+    assert (executed.status, executed.tool_call_count, executed.result.number_value > 0) == (
+        "success",
+        1,
+        True,
+    ), executed
     result = await execution("e-1", "files.append", path="src/utils.py", content="# mine\n")
     assert result.status == "success", result
     assert (

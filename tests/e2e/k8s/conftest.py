@@ -57,11 +57,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """Keep tests apart from tests that take nodes away. A test that arrives later waits behind a
     test that waits for the nodes.
     """
-    alone, locks = item.get_closest_marker("alone"), Home.of_user().root
+    exclusive, locks = item.get_closest_marker("alone"), Home.of_user().root
     locks.mkdir(parents=True, exist_ok=True)
     with (locks / "queue.lock").open("w") as queue, (locks / "nodes.lock").open("w") as nodes_lock:
         fcntl.flock(queue, fcntl.LOCK_EX)
-        fcntl.flock(nodes_lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(nodes_lock, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
         fcntl.flock(queue, fcntl.LOCK_UN)
         return (yield)
 

@@ -19,7 +19,7 @@ class Attempt:
 
     Attributes:
         statuses: the statuses that it may end with.
-        shows: a pattern in the result that proves that it was really tried.
+        expected_output: a pattern in the result that proves that it was really tried.
         plants: files created in the workspace before.
         first: a shell command run before.
     """
@@ -28,23 +28,23 @@ class Attempt:
     tool: str
     arguments: Mapping[str, Any]
     statuses: tuple[str, ...] = ("success",)
-    shows: str = ""
+    expected_output: str = ""
     plants: Mapping[str, str] = field(default_factory=dict)
     first: str = ""
 
 
 def python(
-    name: str, code: str, shows: str = "", *, statuses: tuple[str, ...] = ("success",)
+    name: str, code: str, expected_output: str = "", *, statuses: tuple[str, ...] = ("success",)
 ) -> Attempt:
     """Return an attempt in Python, by `code.python`."""
-    return Attempt(name, "code.python", {"code": code}, statuses, shows)
+    return Attempt(name, "code.python", {"code": code}, statuses, expected_output)
 
 
 def shell(
-    name: str, command: str, shows: str = "", *, statuses: tuple[str, ...] = ("success",)
+    name: str, command: str, expected_output: str = "", *, statuses: tuple[str, ...] = ("success",)
 ) -> Attempt:
     """Return an attempt in bash, by `code.shell`."""
-    return Attempt(name, "code.shell", {"command": command}, statuses, shows)
+    return Attempt(name, "code.shell", {"command": command}, statuses, expected_output)
 
 
 def fill_in(value: Any, placeholders: Mapping[str, str]) -> Any:

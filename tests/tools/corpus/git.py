@@ -16,20 +16,20 @@ def _attempt_after(
     name: str,
     first: str,
     statuses: tuple[str, ...] = ("success",),
-    shows: str = "",
+    expected_output: str = "",
     tool: str = "git.commit",
 ) -> Attempt:
     arguments = {"message": "work"} if tool == "git.commit" else {}
     return Attempt(
-        name, tool, arguments, statuses, shows, first=f"echo more >> README.copy; {first}"
+        name, tool, arguments, statuses, expected_output, first=f"echo more >> README.copy; {first}"
     )
 
 
 def _argument(
-    name: str, tool: str, argument: str, *values: object, shows: str = ""
+    name: str, tool: str, argument: str, *values: object, expected_output: str = ""
 ) -> tuple[Attempt, ...]:
     return tuple(
-        Attempt(f"{name}-{n}", tool, {argument: value}, _NO, shows)
+        Attempt(f"{name}-{n}", tool, {argument: value}, _NO, expected_output)
         for n, value in enumerate(values, 1)
     )
 
@@ -66,15 +66,17 @@ ATTEMPTS = (
     _attempt_after(
         "folder-with-configuration",
         f"rm .git; mkdir .git; {_WRITE_CONFIG}mv CONFIG .git/config",
-        shows=_LEFT_OUT,
+        expected_output=_LEFT_OUT,
     ),
     _attempt_after(
         "configuration-of-the-shell",
         f"{_WRITE_CONFIG}mv CONFIG $(git rev-parse --git-dir)/config",
-        shows=_LEFT_OUT,
+        expected_output=_LEFT_OUT,
     ),
     _attempt_after(
-        "hooks-of-the-shell", f"{_HOOKS}; mv hooks $(git rev-parse --git-dir)/", shows=_LEFT_OUT
+        "hooks-of-the-shell",
+        f"{_HOOKS}; mv hooks $(git rev-parse --git-dir)/",
+        expected_output=_LEFT_OUT,
     ),
     _attempt_after("folder-in-capitals", "mkdir .GIT; echo x > .GIT/config", _NO, _OWN_FOLDER),
     _attempt_after(
@@ -89,18 +91,22 @@ ATTEMPTS = (
     _attempt_after(
         "folder-in-a-folder",
         "mkdir -p src/.git/hooks; echo x > src/.git/hooks/post-commit",
-        shows=_LEFT_OUT,
+        expected_output=_LEFT_OUT,
     ),
     _attempt_after(
-        "file-that-points-elsewhere", "echo gitdir: $(dirname @OUTSIDE@) > .git", shows=_LEFT_OUT
+        "file-that-points-elsewhere",
+        "echo gitdir: $(dirname @OUTSIDE@) > .git",
+        expected_output=_LEFT_OUT,
     ),
     _attempt_after(
-        "link-that-points-elsewhere", "rm .git; ln -s $(dirname @OUTSIDE@) .git", shows=_LEFT_OUT
+        "link-that-points-elsewhere",
+        "rm .git; ln -s $(dirname @OUTSIDE@) .git",
+        expected_output=_LEFT_OUT,
     ),
     _attempt_after(
         "alternates",
         "rm .git; mkdir -p .git/objects/info; echo / > .git/objects/info/alternates",
-        shows=_LEFT_OUT,
+        expected_output=_LEFT_OUT,
     ),
     _attempt_after(
         "a-bare-repository-in-the-tree",

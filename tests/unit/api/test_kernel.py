@@ -137,9 +137,9 @@ async def test_events_are_streamed_in_order_and_a_reconnecting_client_misses_non
 ) -> None:
     task = await create_task(kernel)
     first = kernel.StreamTaskEvents(pb.StreamTaskEventsRequest(task_id=task.task_id))
-    begun = await first.read()
-    assert (begun.type, begun.seq) == ("moothall.deliberation.requested", 1)
-    assert json_format.MessageToDict(begun.payload)["description"] == "What does greet do?"
+    request_event = await first.read()
+    assert (request_event.type, request_event.seq) == ("moothall.deliberation.requested", 1)
+    assert json_format.MessageToDict(request_event.payload)["description"] == "What does greet do?"
     await deliberations.record(
         task.task_id, EventType.SEAT_TURN, {"task_id": task.task_id, "turn": 1, "thought": "look"}
     )

@@ -295,8 +295,8 @@ async def test_slow_and_encoded_bodies_are_refused(backend: SessionsFixture) -> 
             "Content-Type: application/json\r\n"
         )
         writer.write(f"{head}Content-Length: 10\r\n\r\n{{".encode())
-        received, body = await answer_of(reader)
-        assert (b" 408 " in received, json.loads(body)["code"]) == (True, "BODY_TOO_SLOW")
+        response_head, body = await answer_of(reader)
+        assert (b" 408 " in response_head, json.loads(body)["code"]) == (True, "BODY_TOO_SLOW")
         writer.close()
         assert problem(
             await web("POST", "/v1/workspaces", {}, headers={"Content-Encoding": "gzip"})

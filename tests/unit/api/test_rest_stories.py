@@ -205,22 +205,22 @@ async def test_tasks_are_changed_before_they_start_and_a_late_change_gets_409(
             "tasks": [{"task_id": "t", "role": "dev", "description": "all"}],
         }
         await bus.publish(write(EventType.PLAN_DERIVED, story, plan))
-        requested: dict[str, Any] = {
+        plan_change: dict[str, Any] = {
             "plan_id": "plan-0",
             "tasks": (await web("GET", path)).json["tasks"],
         }
-        lacking = problem(await web("PUT", path, requested))
+        lacking = problem(await web("PUT", path, plan_change))
         assert (lacking[0], "no task fulfils criterion 1" in lacking[2]) == (400, True)
-        requested["tasks"][0] |= {"criteria": [1, 2], "description": "all of it"}
-        changed = await web("PUT", path, requested)
+        plan_change["tasks"][0] |= {"criteria": [1, 2], "description": "all of it"}
+        changed = await web("PUT", path, plan_change)
         plan_after = (await web("GET", path)).json
         assert (changed.status, plan_after["plan_id"], plan_after["tasks"]) == (
             200,
             changed.json["plan_id"],
-            requested["tasks"],
+            plan_change["tasks"],
         )
-        requested["tasks"][0]["description"] = "late"
-        assert problem(await web("PUT", path, requested))[:2] == (409, "OVERTAKEN")
+        plan_change["tasks"][0]["description"] = "late"
+        assert problem(await web("PUT", path, plan_change))[:2] == (409, "OVERTAKEN")
         assert problem(await web("GET", path, token=OTHER))[0] == 404
 
 

@@ -138,7 +138,7 @@ async def test_a_task_is_found_by_a_prefix_and_the_latest_by_default() -> None:
 
 @pytest.mark.e2e
 async def test_a_served_external_bus_is_recognised_by_its_hosts(tmp_path: Path) -> None:
-    async def announce(_requested: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
+    async def announce(_request: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
         return dump(HostState("host-1", "here", 1, 0.0, ())), b""
 
     async with (

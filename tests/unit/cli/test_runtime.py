@@ -60,9 +60,9 @@ def test_a_bug_is_reported_with_its_cause_at_any_depth(
     def run_into_bug() -> None:
         raise error
 
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_error:
         run_into_bug()
-    assert ended.value.code == 2
+    assert exit_error.value.code == 2
     assert "ValueError: the cause" in capsys.readouterr().err
 
 

@@ -256,8 +256,10 @@ async def test_tenants_do_not_see_each_others_data(graph: CypherGraph) -> None:
         assert await graph.ask(question, tenant="one/Story", **parameters) == []
     (row,) = await graph.ask("story", tenant="two", story_id="story-1")
     assert row["decisions"] == []
-    (around,) = await graph.ask("neighbours", tenant="two", label="Story", id="story-1", depth=3)
-    assert {node["properties"]["tenant"] for node in around["neighbours"]} == {"two"}
+    (neighbourhood,) = await graph.ask(
+        "neighbours", tenant="two", label="Story", id="story-1", depth=3
+    )
+    assert {node["properties"]["tenant"] for node in neighbourhood["neighbours"]} == {"two"}
 
 
 @pytest.mark.parametrize(

@@ -434,5 +434,5 @@ events = st.dictionaries(
 
 
 @given(st.lists(events, max_size=20))
-def test_any_go_event_can_be_read(received: list[dict[str, Any]]) -> None:
-    read_stream(go(*received), "go", 4096)
+def test_any_go_event_can_be_read(go_events: list[dict[str, Any]]) -> None:
+    read_stream(go(*go_events), "go", 4096)

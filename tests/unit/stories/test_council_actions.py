@@ -76,10 +76,7 @@ async def test_a_line_is_identified_by_file_and_number_before_or_after_the_chang
     ):
         await app.say(place, key=str(key))
     await app.say(Spot("u.py", 2, task_id="task-1"), key="0")  # sent twice, stored once
-    assert [
-        (output_text.path, output_text.line, output_text.quoted)
-        for output_text in await app.remarks()
-    ] == [
+    assert [(comment.path, comment.line, comment.quoted) for comment in await app.remarks()] == [
         ("u.py", 2, "+new"),
         ("u.py", 2, "-old"),
         ("v.py", 1, "+only"),
@@ -94,7 +91,7 @@ async def test_without_a_task_a_comment_refers_to_the_last_check_of_the_whole_st
     data = {"story_id": app.story, "status": "passed", "task_id": "task-1", "moved": ""}
     await app.bus.publish(write(EventType.STORY_CHECKED, app.story, data))
     await app.say(Spot("u.py", 2))
-    assert [output_text.task_id for output_text in await app.remarks()] == ["task-1"]
+    assert [comment.task_id for comment in await app.remarks()] == ["task-1"]
 
 
 @pytest.mark.parametrize(

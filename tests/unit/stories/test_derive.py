@@ -38,20 +38,20 @@ counts = st.integers(0, 4)
     st.lists(st.text(min_size=1, max_size=5), max_size=6),
 )
 def test_derived_tasks_are_acyclic_ordered_and_deterministic(
-    requested: list[str],
+    requested_roles: list[str],
     parallel: bool,  # noqa: FBT001 - drawn
     per_role: int,
     random: object,
     ac: list[str],
 ) -> None:
-    sorted_roles = sort_roles(requested, ())
+    sorted_roles = sort_roles(requested_roles, ())
     order = list(sorted_roles)
     random.shuffle(order)  # type: ignore[attr-defined]
     strategy = Strategy(parallel, tuple(order), per_role)
     story = Story("story-1", "t", "b", tuple(ac))
-    tasks = derive_tasks(requested, strategy, story)
+    tasks = derive_tasks(requested_roles, strategy, story)
     check_plan(tasks, 64)
-    assert tasks == derive_tasks(requested, strategy, story)
+    assert tasks == derive_tasks(requested_roles, strategy, story)
     assert [task.priority for task in tasks] == list(range(1, len(tasks) + 1))
     by_id = {task.task_id: task for task in tasks}
     assert list(dict.fromkeys(task.role for task in tasks)) == order
@@ -107,7 +107,7 @@ def test_tasks_of_two_tenants_have_different_ids() -> None:
 
 
 @pytest.mark.parametrize(
-    ("requested", "strategy", "message"),
+    ("requested_roles", "strategy", "message"),
     [
         (["wizard"], Strategy(), "unknown role 'wizard'; the roles are dev, qa"),
         (["dev", "qa"], Strategy(order=("dev", "qa", "dev")), "has a cycle: dev → qa → dev"),
@@ -117,10 +117,10 @@ def test_tasks_of_two_tenants_have_different_ids() -> None:
     ],
 )
 def test_errors_of_a_derivation_are_named(
-    requested: list[str], strategy: Strategy, message: str
+    requested_roles: list[str], strategy: Strategy, message: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        derive_tasks(requested, strategy)
+        derive_tasks(requested_roles, strategy)
 
 
 def test_the_number_of_tasks_in_a_plan_is_limited() -> None:

@@ -304,8 +304,11 @@ async def test_hooks_remotes_and_other_branches_are_not_visible(app: Local, tmp_
         )
         assert SECRET not in await output_of(app, workspace, script)
         hidden = Repo(tmp_path / "repo").git("rev-parse", "hidden")
-        requested = await shell(app, workspace, f"git show {hidden}")
-        assert (requested.output["exit_code"], "bad object" in requested.output["output"]) == (
+        hidden_commit = await shell(app, workspace, f"git show {hidden}")
+        assert (
+            hidden_commit.output["exit_code"],
+            "bad object" in hidden_commit.output["output"],
+        ) == (
             128,
             True,
         )

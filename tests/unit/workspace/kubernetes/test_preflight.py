@@ -118,13 +118,13 @@ async def test_a_missing_cluster_is_the_only_message(
     (tmp_path / "none").write_text("{}", encoding="utf-8")
     with monkeypatch.context() as patched:
         patched.setenv("KUBECONFIG", str(tmp_path / "none"))
-        (only,) = [finding async for finding in examine_jobs(cluster_settings(tmp_path))]
-    assert "no cluster is configured" in only.detail
-    assert "KUBECONFIG" in only.mend
+        (only_finding,) = [finding async for finding in examine_jobs(cluster_settings(tmp_path))]
+    assert "no cluster is configured" in only_finding.detail
+    assert "KUBECONFIG" in only_finding.mend
     api.kubeconfig.write_text(api.kubeconfig.read_text().replace(api.address, "http://127.0.0.1:9"))
-    (only,) = (await examine(api, tmp_path)).values()
-    assert not only.ok
-    assert "127.0.0.1:9" in only.detail
+    (only_finding,) = (await examine(api, tmp_path)).values()
+    assert not only_finding.ok
+    assert "127.0.0.1:9" in only_finding.detail
 
 
 async def test_invalid_link_keys_are_reported(api: KubeApi, tmp_path: Path) -> None:
