@@ -276,7 +276,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_cancelled_stream_disconnects_from_the_model(agent: Caller) -> None:
-    """The model would never have answered: only the end of the call ends it."""
+    """The model never answers; only the end of the call stops its request."""
     await until(lambda: not agent.model.in_flight)
     stream = agent.StreamExecuteTask(task_request("WAIT for it"))
     await until(lambda: agent.model.in_flight == 1)
@@ -290,7 +290,7 @@ async def test_a_cancelled_stream_disconnects_from_the_model(agent: Caller) -> N
 async def test_a_cancelled_stream_ends_its_running_tools(
     agent: Caller, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """With and without an agent. Each tool would have slept for a day."""
+    """Tool calls with and without an agent; each would sleep for a day."""
     repo = tmp_path_factory.getbasetemp() / "agents0" / "slow"
     await make_sample_repository(repo)
     shell = {"tool_parameters": {"tool": "code.shell", "command": NAP}}

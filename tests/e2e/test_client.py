@@ -186,7 +186,7 @@ async def test_the_blocking_client_manages_stories(command: Command, token: str)
 
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Settings of nobody but the test, and an empty data directory."""
+    """The settings of the test alone, and an empty data directory."""
     for name, value in QUICK.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -371,7 +371,7 @@ async def test_errors_of_a_local_client_are_raised_unchanged(environment: Path) 
             server = client._embedded
             assert server is not None
             assert server._task is not None
-            server._task.cancel()  # as a part of it that fails does
+            server._task.cancel()  # like a failing part of the server
             await asyncio.wait({server._task}, timeout=30)
             with pytest.raises(ConfigurationError, match="has ended"):
                 await client.stories()

@@ -1,5 +1,5 @@
-"""Ten thousand malformed messages on every RPC and on every subject that we read. All of it is
-seeded.
+"""Ten thousand malformed messages on every RPC and on every subject that we read, from a fixed
+seed.
 """
 
 from __future__ import annotations
@@ -310,7 +310,7 @@ def _malformed_messages(dice: random.Random) -> Iterator[tuple[str, bytes]]:
 
 
 def _damage(dice: random.Random, value: dict[str, Any]) -> dict[str, Any]:
-    """Return the object with something missing or altered somewhere."""
+    """Return the object with a random part removed or altered."""
     changed = dict(value)
     for name in dice.sample(sorted(changed), min(len(changed), dice.choice((0, 1, 1, 2)))):
         inner = changed[name]

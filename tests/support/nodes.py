@@ -1,5 +1,5 @@
-"""Nodes for tests: each serves its sandboxes in this process, from a data directory of its own, and
-all that reaches it was pickled.
+"""Nodes for tests: each serves its sandboxes in this process, from its own data directory, and its
+arguments are pickled.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class FakeWorkspaces:
 @dataclass(slots=True)
 class OneRepository:
     """The part of `ports.Repositories` that tool sessions use, with one repository, `sample`.
-    `asked` holds the requested references.
+    `requested_refs` holds the requested references.
     """
 
     requested_refs: list[RepositoryRef] = field(default_factory=list)

@@ -78,7 +78,7 @@ class App:
 
     @asynccontextmanager
     async def hold_story(self, name: str) -> AsyncIterator[None]:
-        """Keep other executors from a story that one works on."""
+        """Lock a story, so that one executor at a time works on it."""
         async with self.locks.setdefault(name, asyncio.Lock()):
             yield
 

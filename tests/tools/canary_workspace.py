@@ -107,7 +107,7 @@ class Canaries:
 
 
 def snapshot(*folders: Path) -> dict[str, str]:
-    """Return what lies beneath the folders: path → kind, owner, mode and content."""
+    """Return the entries below the folders: path → kind, owner, mode and content."""
     states = {}
     for folder in folders:
         for path in (folder, *sorted(folder.rglob("*"))):
@@ -181,7 +181,7 @@ class CanaryWorkspace:
         )
 
     async def open_workspace(self) -> Any:
-        """The workspace that is open now."""
+        """Return the current open workspace."""
         await self.persistent.wait_until_open()
         return self.persistent._opened.result()
 

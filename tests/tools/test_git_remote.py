@@ -1,5 +1,5 @@
-"""Git beyond the workspace: push, pull and clone by the trusted side, against real repositories and
-a real server.
+"""Git with remote repositories: push, pull and clone by the trusted side, against real repositories
+and a real server.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Each limit, by a tool call: the call ends with the limit's own status, is measured and logged; a
-neighbour keeps working.
+"""Each limit, reached by a tool call: the call ends with the status of the limit, is measured and
+logged, and a neighbour keeps working.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ def running(folder: Path) -> list[int]:
 async def test_a_server_keeps_its_memory_until_its_workspace_ends(
     tmp_path: Path, tools: Path
 ) -> None:
-    """Its memory belongs to one workspace and lasts from call to call; its end is reported, and
-    then it starts afresh.
+    """Its memory belongs to one workspace and lasts between calls. Its end is reported, and it is
+    then restarted.
     """
     (server_folder := tmp_path / "own").mkdir()
     put_servers(server_folder)

@@ -46,11 +46,12 @@ def read_documented_agents(folder: Path) -> dict[str, tuple[str, list[str]]]:
 
 
 class Model:
-    """Has each agent use its own shell: to print the time, and to write the function, three of the
-    six wrongly. So no majority is right early, and nobody is stopped before its answer.
+    """A model that has each agent use its own shell: first to print the time, then to write the
+    function, three of the six wrongly. So no majority is right early, and no agent is stopped
+    before its answer.
 
-    asked: how often each agent was to continue after so many calls of tools. Until `go_on` is set,
-    nobody is answered after two.
+    asked: how often each agent requested a reply after this number of tool calls. Requests after
+    two calls wait until `go_on` is set.
     """
 
     def __init__(self) -> None:
@@ -88,7 +89,7 @@ class Model:
 
 
 async def until_recorded(command: Command, calls: int) -> None:
-    """Wait until so many calls are in the log: each is on its way for some milliseconds."""
+    """Wait until this many calls are in the log; each takes some milliseconds to arrive."""
     while (await command("log", "tail", "--task", "task-killed")).out.count("model.called") < calls:
         await asyncio.sleep(0.2)
 

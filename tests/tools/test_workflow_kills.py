@@ -79,7 +79,7 @@ async def test_a_killed_command_continues_under_its_id(tmp_path: Path) -> None:
         "d": 1,
         "read": 1,
     }
-    repeated = await command(*run)  # it is over: its events are repeated, and nothing runs
+    repeated = await command(*run)  # it has ended: its events are repeated, and nothing runs
     assert (repeated.code, repeated.out.splitlines()[-1]) == (
         0,
         "[5/5] workflow counting: succeeded",

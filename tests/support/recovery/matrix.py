@@ -123,7 +123,7 @@ def check_covered(produced: Iterable[EventType]) -> None:
 def _boundaries(
     types: Counter[EventType], plan: Plan, known_types: Iterable[EventType] = ()
 ) -> list[Plan]:
-    """Return the first and the last event of each type not in `known_types`; the victim follows."""
+    """Return the first and last event of each type not in `known_types`, without victims yet."""
     covered = set(known_types)
     return [
         replace(plan, blow=Blow("host", kind, nth))

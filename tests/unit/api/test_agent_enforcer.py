@@ -1,5 +1,5 @@
-"""What stands before every query of the agent service, unary and streamed: how long it is, how
-often it is asked, how the last ones went, how long it takes.
+"""Limits before every query of the agent service, unary and streamed: length, rate, circuit breaker
+and timeout.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ async def test_one_agent_gets_extra_time_and_a_council_keeps_to_the_timeout(
 class TestTight:
     @pytest.fixture
     def settings(self) -> AgentSettings:
-        return AgentSettings(calls_a_second=0.001)  # one, and the next in a quarter of an hour
+        return AgentSettings(calls_a_second=0.001)  # one now, and the next in fifteen minutes
 
     async def test_a_long_query_is_refused_on_unary_and_stream(self, agent: Agent) -> None:
         for call in (

@@ -1,4 +1,4 @@
-"""AgentService: sessions, queries for an agent or a council, and what stands before them."""
+"""AgentService: sessions, and queries for an agent or a council."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_a_session_keeps_its_workspace_and_history(agent: Agent) -> None:
         execute_request(context={"tool_parameters": {"tool": "files.list"}}, metadata=meta), OTHER
     )
     assert len(agent.backend.fake_workspaces.fake_workspaces) == 2, (
-        "another caller's session of this name is another"
+        "sessions of different callers with one name are separate"
     )
 
 
@@ -235,7 +235,7 @@ async def test_an_agent_without_a_repository_uses_the_empty_workspace_of_direct_
     request = agent.deliberations.request("blank")
     assert request.repository == (
         RepositoryRef(id="sample") if has_tools else None
-    )  # the tests' empty one is called so
+    )  # the empty repository of the tests has this name
     assert (request.about_text, request.tools) == (
         not has_tools,
         ("files.read",) if available else (),

@@ -1,4 +1,4 @@
-"""AgentService: tools without a model, and what there is."""
+"""AgentService: tool calls without a model, discovery, capabilities and health."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ async def test_a_result_of_an_earlier_call_is_a_cache_hit_for_the_same_tenant_on
     assert (outputs[0] == outputs[1], outputs[0] == outputs[2]) == (True, False)
 
 
-# ---- what there is
+# ---- discovery, capabilities and health
 
 
 async def test_tools_are_found_by_words_category_tag_and_danger(agent: Agent) -> None:

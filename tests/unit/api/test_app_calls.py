@@ -1,4 +1,4 @@
-"""Councils, stories and figures over gRPC: the packages behind are real, on a bus in memory."""
+"""Councils, stories and metrics over gRPC, with the real packages on an in-memory bus."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ async def test_tenants_have_separate_councils_stories_and_metrics(
 
 
 class Parts:
-    """A model that answers or doesn't, and a graph that is late."""
+    """Health of a model that may be degraded, and of a slow graph."""
 
     def __init__(self) -> None:
         self.wrong = ""

@@ -1,4 +1,4 @@
-"""The first steps: what is done of them follows from the stories."""
+"""The first steps: the completed ones follow from the stories."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ async def test_a_client_that_does_not_trust_the_authority_is_refused(
         trusted = grpc.ssl_channel_credentials(files["tls_cert"].read_bytes())
         async with grpc.aio.secure_channel(f"localhost:{app.server.port}", trusted) as channel:
             assert (await Client(channel).GetStatus(pb.GetStatusRequest())).status == "healthy"
-            with pytest.raises(grpc.aio.AioRpcError) as caught:  # TLS alone is nobody
+            with pytest.raises(grpc.aio.AioRpcError) as caught:  # TLS alone authenticates nobody
                 await Client(channel, None).GetStatus(pb.GetStatusRequest())
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
@@ -260,7 +260,7 @@ async def test_calls_that_arrive_while_a_stopping_server_is_busy_are_answered(
 
 
 class _SlowDeliberations(MemoryDeliberations):
-    """Whose waits are slow to end, as where the bus is."""
+    """Deliberations whose waits end slowly, as over a real bus."""
 
     async def wait(self, task_id: str, principal: Principal) -> Outcome:
         try:
@@ -286,7 +286,7 @@ async def test_a_stopping_server_reports_not_serving_while_it_accepts_calls(
 ) -> None:
     leaving, dependencies = asyncio.Event(), api_dependencies(deliberations)
     async with serving_http(dependencies) as web, asyncio.TaskGroup() as group:
-        assert (await web("GET", "/ready", token=None)).status == 503, "no gRPC yet"
+        assert (await web("GET", "/ready", token=None)).status == 503, "gRPC is not ready yet"
 
         async def serve(ready: asyncio.Future[str]) -> None:
             async with grpc_server(

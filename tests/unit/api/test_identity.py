@@ -112,7 +112,7 @@ def test_an_invalid_tokens_file_is_reported_without_its_tokens(
     [
         (0o600, 1000, 1000, False),
         (0o640, 1000, 1000, True),
-        (0o440, 0, 1000, False),  # a Secret's in a pod that has an fsGroup
+        (0o440, 0, 1000, False),  # the mode of a Secret in a pod with an fsGroup
         (0o444, 0, 1000, True),
         (0o660, 0, 1000, True),
         (0o440, 0, 0, True),

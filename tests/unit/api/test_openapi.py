@@ -1,4 +1,4 @@
-"""`/openapi.json`: what it says of `/api/v1` is what is served."""
+"""`/openapi.json` describes `/api/v1` as it is served."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def openapi(web: Web) -> dict[str, Any]:
 
 
 def check(openapi: dict[str, Any], schema: dict[str, Any], value: object) -> None:
-    """Raise `ValidationError` where a value is not what a schema of the document says."""
+    """Raise `ValidationError` if a value violates a schema of the document."""
     complete_schema = {**schema, "components": openapi["components"]}
     Draft202012Validator(complete_schema).validate(value)
 
@@ -125,8 +125,8 @@ async def test_errors_match_the_problem_schema(
 
 @pytest.mark.e2e
 async def test_schemathesis_finds_no_undocumented_behaviour(web: Web, tmp_path: Path) -> None:
-    """Schemathesis makes requests of it, right and wrong ones, and chains of them. What rules of
-    ours refuse (a story without a title) it cannot know.
+    """Schemathesis generates valid and invalid requests and chains of them. It does not know rules
+    beyond the schema, such as that a story needs a title.
     """
     process = await asyncio.create_subprocess_exec(
         str(Path(sys.executable).with_name("st")),
@@ -135,7 +135,7 @@ async def test_schemathesis_finds_no_undocumented_behaviour(web: Web, tmp_path: 
         "--header",
         f"Authorization: Bearer {TOKEN}",
         "--exclude-path",
-        "/api/v1/events",  # which never ends
+        "/api/v1/events",  # a stream that never ends
         "--max-examples",
         "20",
         "--generation-deterministic",

@@ -210,7 +210,7 @@ async def test_a_caller_that_cancels_during_submission_leaves_nothing_running(
     call = client.Deliberate(ASK)
     await until(lambda: deliberations.waiting)
     call.cancel()
-    await until(lambda: deliberations.waiting == 2)  # asked again whether it is there
+    await until(lambda: deliberations.waiting == 2)  # poll for the result
     deliberations.open_gate.set()
     await until(lambda: deliberations.cancelled)
 

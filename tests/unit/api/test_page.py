@@ -184,7 +184,7 @@ async def test_a_board_is_identical_across_sessions_and_has_no_session_secret(
 
     async def draw_page() -> str:
         text = (await browser.get("/")).text
-        assert text.count(forms[-1]) == 2  # signing out, and moving
+        assert text.count(forms[-1]) == 2  # the forms for signing out and for a move
         return text.partition('<div id="board">')[2].partition("<script")[0]
 
     first = await draw_page()
@@ -363,7 +363,7 @@ async def test_every_response_has_the_security_policy(browser: Browser, path: st
         is_asset = path == "/page.css"  # its URL has its hash
         assert headers["X-Content-Type-Options"] == "nosniff"
         assert ("immutable" in headers["Cache-Control"]) is is_asset
-        is_page = "ETag" in headers  # browsers keep it, and ask whether it is still current
+        is_page = "ETag" in headers  # browsers cache it and revalidate
         assert ("private, no-cache" in headers["Cache-Control"]) is is_page
         assert ("no-store" in headers["Cache-Control"]) is not (is_asset or is_page)
         await browser.sign_in()

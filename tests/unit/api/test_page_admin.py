@@ -177,7 +177,7 @@ async def test_an_operator_changes_quotas_and_the_author_is_shown(browser: Brows
     assert response.status == 400
     assert "US dollars per day: &#39;&lt;script&gt;" in response.text
     assert HOSTILE not in response.text
-    assert 'value="5000"' in response.text, "what was typed stays"
+    assert 'value="5000"' in response.text, "typed values stay in the form"
     assert (await browser.send("/system/budgets", **fields)).status == 303
     page = (await browser.get("/system/budgets")).text
     assert "0 of 5000" in page

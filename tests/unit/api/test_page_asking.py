@@ -1,4 +1,4 @@
-"""Asking one agent from the page; a real deliberation service on a bus in memory."""
+"""Asking one agent from the page; a real deliberation service on an in-memory bus."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SEAT = "agent-dev-001"
 
 @dataclass(frozen=True, slots=True)
 class SignedIn:
-    """A browser that is signed in, the deliberation service, and the log behind it."""
+    """A signed-in browser, the deliberation service and its log."""
 
     browser: Browser
     form: str
@@ -84,7 +84,7 @@ async def test_a_question_and_a_follow_up_form_a_conversation(app: SignedIn) -> 
         "follows": "first",
         "role": "qa",
     }
-    for _ in range(2):  # sent twice, it is asked once
+    for _ in range(2):  # a question that is sent twice is asked once
         assert (await app.browser.send("/ask", **on)).headers["Location"] == "/councils/second"
     page = (await app.browser.get("/councils/second")).text
     assert "What does add do?" in page

@@ -1,4 +1,6 @@
-"""What a board sends: a part of each column, what changed, and nothing that a browser has."""
+"""Responses of the board: a part of each column, changed cards, and nothing that a browser has
+cached.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +139,7 @@ async def test_a_column_shows_the_latest_cards_and_a_link_to_older_ones(browser:
     query = link.decode().replace("&amp;", "&").partition("#")[0]
     _, rest = await fetch(browser, f"/cards?{query}")
     assert cards_of(rest) == ids[3:0:-1]
-    assert rest.count(b"<section") == 1, "only the column that was asked for"
+    assert rest.count(b"<section") == 1, "only the requested column"
     _, older_page = await fetch(browser, f"/?{query}")
     assert cards_of(older_page) == ids[3:0:-1]
     assert b"Newest first" in older_page

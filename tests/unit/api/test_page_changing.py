@@ -1,6 +1,4 @@
-"""The form in which a product owner changes tasks: what it shows, what it takes, and what it says
-where it cannot.
-"""
+"""The form in which a product owner edits tasks: its fields, accepted input and error messages."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from support.deliberation_service import MemoryDeliberations
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A browser that is signed in, and a story whose tasks can be changed."""
+    """A signed-in browser, and a story whose tasks can be edited."""
 
     browser: Browser
     id: str

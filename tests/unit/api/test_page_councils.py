@@ -1,5 +1,5 @@
-"""The page of a council: lanes while it runs, the ranking with its evidence after; a real
-deliberation service on a bus in memory.
+"""The page of a council: lanes while it runs, then the ranking with its evidence; a real
+deliberation service on an in-memory bus.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TASK, SEAT = "task-1", "agent-dev-001"
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """A browser that is signed in, and the log behind it."""
+    """A signed-in browser, and the log of its server."""
 
     browser: Browser
     bus: MemoryBus
@@ -130,7 +130,7 @@ async def test_partial_replies_are_published_to_their_own_tenant(app: App) -> No
     ):
 
         async def write() -> None:
-            while True:  # whoever listens hears it; before that it is lost
+            while True:  # only connected listeners receive partial replies
                 await app.bus.signal(
                     Channel.GROWING.of(TASK), {"task_id": TASK, "seat": SEAT, "text": HOSTILE}
                 )
@@ -142,7 +142,7 @@ async def test_partial_replies_are_published_to_their_own_tenant(app: App) -> No
         writing.cancel()
     update = json.loads(line.removeprefix(b"data:"))
     assert update == {"seat": SEAT, "text": "<script>alert(1)</script>⟨U+202E⟩gnp.exe"}, (
-        "text for textContent, with what is unseen shown"
+        "plain text, with invisible characters made visible"
     )
     outcome = Outcome(TASK, DeliberationStatus.COMPLETED)
     await app.bus.put(TASK, dump(outcome))
@@ -241,7 +241,7 @@ DIFF = f"--- a/u.py\n+++ b/u.py\n@@ -1 +1,2 @@\n same\n+{HOSTILE}\n"
 
 
 async def _story_with_a_diff(app: App) -> str:
-    """Put a story on the board of which the task is, and decide that."""
+    """Create the story of the task, and decide the task."""
     story_id = (await app.browser.dependencies.stories.board.create(DRAFT, LOCAL, key="1")).story.id
     result = Result(1, SEAT, "dev", 0.5, (), passed_gates=True, proven=True, diff=DIFF)
     outcome = Outcome(TASK, DeliberationStatus.COMPLETED, story_id=story_id, results=(result,))
@@ -283,7 +283,7 @@ async def test_a_large_diff_is_shown_file_by_file(app: App) -> None:
     )
     await app.bus.put(TASK, dump(outcome))
     page = await app.read_page()
-    assert "?on=1.5#" not in page, "an issue of a forge is no story of the board"
+    assert "?on=1.5#" not in page, "an issue of a forge is not a story of the board"
     counts = page.count("<code>+one.py</code>"), page.count("<code>+two.py</code>")
     assert counts == (MAX_DIFF_LINES - 1, 0)
     assert f"Show {MAX_DIFF_LINES} of 1,501 lines" in page
@@ -394,7 +394,7 @@ async def test_seats_are_steered_and_the_receivers_are_shown(app: App) -> None:
     assert (await app.browser.send(path, form="other", key="k", message="x")).status == 403
     assert (await app.browser.send(path, form=form, key="k", message=" ")).status == 400
     assert (await app.browser.send(path, form=form, key="k", message="x" * 4_001)).status == 400
-    for _ in range(2):  # a browser that sends it twice says it once
+    for _ in range(2):  # a message that a browser sends twice is stored once
         assert (await app.browser.send(path, form=form, key="k", message=HOSTILE)).status == 303
     (event,) = [
         recorded.event
@@ -462,7 +462,7 @@ async def test_a_story_shows_the_results_and_the_graph_of_its_tasks(app: App) ->
     assert '<strong class="lost">No winner</strong>' in page
     assert '<strong class="lost">Skipped</strong>' in page
     assert f'href="/councils/{TASK}"' in page
-    assert 'href="/councils/task-2"' not in page, "no council has begun it"
+    assert 'href="/councils/task-2"' not in page, "no council has started"
     assert page.count("<rect") == 2
     assert page.count('class="arrow"') == 1
     assert "style=" not in page
@@ -470,7 +470,7 @@ async def test_a_story_shows_the_results_and_the_graph_of_its_tasks(app: App) ->
 
 
 async def _build_story(app: App, board: Board, passed: int = 3) -> str:
-    """Bring a story to its test, checked by the council of TASK with so many test cases."""
+    """Move a story to test, checked by the council of TASK with this many test cases."""
     story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
     await board.move(story_id, "refine", LOCAL)
     await board.move(story_id, "submit", LOCAL)
@@ -519,7 +519,7 @@ async def test_a_result_can_be_reviewed_until_it_is_sent_back(app: App) -> None:
     assert "Send back (1 comment)" in await app.read_page()
     response = await app.browser.send(f"{path}/move", form=form, event="reject_test")
     assert (response.status, response.headers["Location"]) == (303, path)
-    assert "Tests passed</dt>" not in (await app.browser.get(path)).text, "it is built anew"
+    assert "Tests passed</dt>" not in (await app.browser.get(path)).text, "it is built again"
     assert "Send back" not in await app.read_page()
 
 

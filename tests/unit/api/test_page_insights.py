@@ -116,7 +116,9 @@ async def test_insights_show_tokens_and_cost_by_model_rates_and_budgets(
         "Cost": "5.00 USD",
     }
     assert re.search(rf"large {re.escape(SHOWN)}</th><td[^>]*>16,000</td>", page)
-    assert re.search(r"scripted</th><td[^>]*>6,800</td>", page), "with what the council used"
+    assert re.search(r"scripted</th><td[^>]*>6,800</td>", page), (
+        "including the usage of the council"
+    )
     assert page.count('<svg class="bars"') == 2  # no story is done
     assert "6 k of 50 k tokens" in page  # the quota
     limit = short_number(config.LimitSettings().story_tokens)

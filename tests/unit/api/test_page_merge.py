@@ -1,4 +1,4 @@
-"""What the page says to different users about a story that its policy left on a branch."""
+"""Texts for different users about a story whose merge policy left it on a branch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Signing in at a provider: a real server, a real provider on loopback with keys of its own, and
-what it must not be able to pass off.
+"""Signing in at an OpenID provider: a real server, a real provider on loopback, and forged
+tokens.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ async def identity_provider() -> AsyncIterator[Provider]:
 
 
 async def came_back(browser: Browser, path: str = "/sign-in/oidc") -> str:
-    """Go to the provider; return where it sends the browser back to."""
+    """Follow the sign-in at the provider; return the path of the redirect back to the server."""
     response = await browser.get(path)
     assert response.status == 303, response.text
     async with browser.http.get(response.headers["Location"], allow_redirects=False) as answer:
@@ -176,7 +176,7 @@ async def test_a_forged_id_token_is_refused(identity_provider: Provider, forgery
             response.text
         )
         assert (await browser.get("/")).headers["Location"] == "/sign-in"
-        identity_provider.forge = honest  # and it was the forgery that was refused
+        identity_provider.forge = honest  # the refusal was caused by the forgery alone
         assert (await sign_in(browser)).status == 200
 
 
@@ -188,13 +188,11 @@ async def test_a_sign_in_response_counts_once_and_only_in_its_browser(
         jar = aiohttp.CookieJar(unsafe=True)
         async with aiohttp.ClientSession(
             cookie_jar=jar
-        ) as http:  # a browser that was sent somebody else's answer
+        ) as http:  # a browser with a response for another browser
             other_browser = replace(browser, http=http)
             assert (await other_browser.get(back)).status == 403
             await came_back(other_browser)
-            assert (
-                await other_browser.get(back)
-            ).status == 403  # it has a sign-in of its own under way
+            assert (await other_browser.get(back)).status == 403  # it has started its own sign-in
             assert (await other_browser.get("/")).headers["Location"] == "/sign-in"
         cookies = {cookie.key: cookie.value for cookie in browser.http.cookie_jar}
         assert (await browser.get(back)).status == 200
@@ -225,7 +223,9 @@ async def test_a_response_from_another_provider_is_refused(identity_provider: Pr
     async with at_server(settings(identity_provider.issuer)) as browser:
         back = await came_back(browser)
         assert (await browser.get(f"{back}&iss=http://127.0.0.1:1")).status == 403
-        assert (await sign_in(browser)).status == 403  # it promised to say who it is, and did not
+        assert (
+            await sign_in(browser)
+        ).status == 403  # the metadata promises the parameter `iss`, which is missing
         assert (
             await browser.get(f"{await came_back(browser)}&iss={identity_provider.issuer}")
         ).status == 200
@@ -252,7 +252,7 @@ async def test_a_new_key_is_fetched_after_a_delay_and_other_key_types_work(
         identity_provider.published, identity_provider.kid = ("one", "two"), "two"
         assert (
             "no key &#39;two&#39;" in (await sign_in(browser)).text
-        )  # not looked for with each token
+        )  # unknown keys are not requested for every token
         now[0] = 31
         assert (await sign_in(browser)).status == 200
 

@@ -1,6 +1,4 @@
-"""Parked requests on the page: operators see what waits and say their word, once; others see
-nothing.
-"""
+"""Parked requests on the page: operators see them and decide each once; other users see nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ ITEM = Parked(
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """A browser of a server whose guard lets requests wait."""
+    """A browser of a server whose gateway parks requests."""
 
     browser: Browser
     bus: MemoryBus

@@ -1,4 +1,4 @@
-"""Many who listen to one board: what they cost, and what they hear."""
+"""Many subscribers of one board: their cost, and the events that they receive."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MANY = 40
 
 
 class CountingBus(MemoryBus):
-    """Counts who follows it, and how often it was read."""
+    """A bus that counts its followers and reads."""
 
     follows = reads = 0
 
@@ -96,9 +96,7 @@ async def test_many_readers_share_one_reader_of_the_log(browser: Browser, bus: C
         reads = bus.reads
         streams += [await listen(browser, stack) for _ in range(MANY - 1)]
         assert (bus.follows, bus.reads) == (1, reads)
-        assert (
-            await browser.get("/")
-        ).status == 200  # two calls are allowed, and none of them is in hand
+        assert (await browser.get("/")).status == 200  # two calls are allowed, and none is running
         refused = await browser.get("/changes")
         assert (
             refused.status,
@@ -116,7 +114,7 @@ async def test_many_readers_share_one_reader_of_the_log(browser: Browser, bus: C
             while (await browser.get("/system/tools")).status != 200:
                 await asyncio.sleep(0.01)
         async with asyncio.timeout(10):
-            while True:  # the one that went leaves its place to another
+            while True:  # a disconnected subscriber frees its place
                 async with browser.http.get(f"{browser.url}/changes") as stream:
                     if stream.status == 200:
                         break

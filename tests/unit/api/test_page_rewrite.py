@@ -1,4 +1,4 @@
-"""The coach's rewrite of a story: its difference, and how it is taken or left."""
+"""The coach's rewrite of a story: its diff, and its acceptance or rejection."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""From a line to its approver, and the graph a node at a time: a real repository, and a graph that
-answers what a test wrote.
+"""The path from a line to its approver, and navigation of the graph: a real repository, and a fake
+graph with planned answers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ROW: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """A browser that is signed in, a graph behind it, and a repository `project` of two commits."""
+    """A signed-in browser, a fake graph, and a repository `project` with two commits."""
 
     browser: Browser
     graph: MemoryGraph
@@ -202,10 +202,10 @@ async def test_the_graph_is_navigated_from_a_story_to_its_neighbours(app: App) -
     assert "</a> said of this" in page
     assert ">Task <tspan>has task</tspan></text>" in page
     assert ">Comment <tspan>said of →</tspan></text>" in page
-    assert "AWAY" not in page.upper(), "it is of others"
+    assert "AWAY" not in page.upper(), "it belongs to another tenant"
     assert page.count("<rect") == 3
-    assert page.count("/graph?label=Task&amp;id=t/1") == 3, "drawn, in words, and to open"
-    assert "It is part of" not in page, "a description's first words are enough"
+    assert page.count("/graph?label=Task&amp;id=t/1") == 3, "in the drawing, as text, and as a link"
+    assert "It is part of" not in page, "only the first words of a description"
     assert "style=" not in page
     assert SHOWN in page
     for kind, tasks, comments in (("Task", 2, 0), ("Comment", 0, 2)):

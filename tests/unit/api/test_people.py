@@ -229,7 +229,7 @@ async def test_too_many_attempts_are_refused_whether_or_not_the_name_exists(
         response = await browser.send("/sign-in", name=name, password=GOOD)
         assert (response.status, response.headers["Retry-After"]) == (429, "300")
         assert "Too many attempts" in response.text
-        await browser.sign_in()  # by the token, still
+        await browser.sign_in()  # signing in with the token still works
 
 
 async def test_a_removed_user_is_signed_out_and_receives_nothing_more(

@@ -191,7 +191,7 @@ def test_the_dry_run_reports_whether_the_change_applies_to_a_clean_base(
     )
     assert suite.dryrun.output == "error: patch failed: a.py:1"
     assert [check.check_type for check in suite.additional_checks] == ["applies"], (
-        "where older clients look for it"
+        "the field that older clients read"
     )
 
 

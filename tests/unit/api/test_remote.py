@@ -1,6 +1,5 @@
-"""The kernel's client against a real gRPC server: a deliberation service in memory, and a server
-that goes away in
-between.
+"""The kernel's client against a real gRPC server with an in-memory deliberation service, and a
+server that stops in between.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ async def test_a_non_loopback_server_is_called_over_tls(
             **files,
         ) as app,
     ):
-        # no address of loopback to whoever reads it, though one leads there
+        # not a loopback address by its text, although it resolves to one
         server = f"{EVERYWHERE}:{app.server.port}"
         async with remote_kernel(server, TOKEN, files["tls_cert"]) as kernel:
             await kernel.submit(REQUESTED, LOCAL)
@@ -117,7 +116,7 @@ async def test_a_non_loopback_server_is_called_over_tls(
 async def test_a_council_can_be_requested_from_a_server_without_a_kernel(
     deliberations: MemoryDeliberations,
 ) -> None:
-    """As the role `api` serves it."""
+    """The server has no kernel, like one with the role `api` alone."""
     async with serving(deliberations) as app, remote_kernel(app.server.target, TOKEN) as kernel:
         await kernel.submit(replace(REQUESTED, protocol="vote"), LOCAL)
         following = asyncio.create_task(kernel.wait(TaskId("task-1"), LOCAL))

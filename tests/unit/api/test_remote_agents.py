@@ -1,4 +1,4 @@
-"""Remote agents: seats that are asked over AgentService, of real servers that come and go."""
+"""Remote agents: seats that real servers, which start and stop, answer over AgentService."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def answer(agent: Agent, task_id: str, **fields: Any) -> None:
 
 @dataclass
 class Elsewhere:
-    """Replicas, each of which may be ended, and who asks them."""
+    """Replicas that can be stopped, and the model that calls them."""
 
     replicas: list[Agent]
     ends: list[AsyncExitStack]
@@ -176,7 +176,7 @@ async def test_text_is_streamed_if_no_tools_are_involved(tmp_path: Path) -> None
         )
         await answer(replica, f"task-{digest('task-2/s/elsewhere/0.1')[:24]}")
         assert "diff" in (await answer_task).text
-        assert len(pieces) == 2, "on a repository it is one call"
+        assert len(pieces) == 2, "a task on a repository is one call"
 
 
 @pytest.mark.parametrize(
@@ -212,11 +212,11 @@ class Streams:
         return (lambda *_, **__: self) if name == "StreamExecuteTask" else getattr(self.stub, name)
 
     def cancel(self) -> None:
-        """Nobody listens any more."""
+        """Record the cancellation."""
         self.stopped = True
 
     async def __aiter__(self) -> AsyncIterator[pb.TaskUpdate]:
-        """Say it."""
+        """Yield the updates."""
         for update in self.updates:
             yield update
 
@@ -377,7 +377,9 @@ async def test_a_missing_replica_and_an_elapsed_deadline_are_errors(tmp_path: Pa
 
 
 class Gone:
-    """A replica that says it is well and is gone when it is asked; `asked` counts."""
+    """A replica that reports good health and fails when it is called; `requested` counts the
+    calls.
+    """
 
     def __init__(self, stub: Any) -> None:
         self.stub = stub
@@ -405,7 +407,7 @@ async def test_the_circuit_breaker_persists_across_calls_and_closes_after_a_succ
         for _ in range(4):
             with pytest.raises(ModelUnavailable):
                 await app.model.chat(chat_request())
-        assert failing_stub.requested == 2, "from the second failure on it is let alone"
+        assert failing_stub.requested == 2, "it is not called after the second failure"
         failing_stub.gone = False
         await asyncio.sleep(0.35)
         reply = asyncio.create_task(app.model.chat(chat_request()))
@@ -483,7 +485,7 @@ async def test_a_remote_proposal_is_checked_like_any_other_and_requested_once(
             "ref": d.base_sha,
         }
         await app.run(d, Recording.of(events))
-        assert len(remote.requested) == 1, "what is recorded is not asked again"
+        assert len(remote.requested) == 1, "recorded calls are not repeated"
 
 
 HOSTILE = [

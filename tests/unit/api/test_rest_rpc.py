@@ -133,7 +133,7 @@ async def test_a_stream_has_one_line_per_message(
     assert problem(refused)[:2] == (
         400,
         "INVALID_REQUEST",
-    )  # before the first line it is an answer of its own
+    )  # an error before the first line is a separate response
 
 
 async def test_a_disconnect_cancels_a_deliberate_call_but_not_a_stream(

@@ -1,4 +1,4 @@
-"""The HTTP server: where it listens, what it refuses, what it reports of itself."""
+"""The HTTP server: its addresses, limits and metrics."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from support.session_manager import SessionsFixture
 
 
 def test_the_uvicorn_internals_in_use_are_unchanged() -> None:
-    """A release of uvicorn that changes what `ClientConnection` and `serve_asgi` stand on fails
-    here.
+    """A release of uvicorn that changes the internals used by `ClientConnection` and `serve_asgi`
+    fails here.
     """
     theirs = set(dir(HttpToolsProtocol)) | {
         "cycle",
@@ -314,7 +314,7 @@ async def test_connections_above_the_limit_are_closed(backend: SessionsFixture) 
             assert await reader.read() == b""
         open_now.pop()[1].close()
         writer.close()
-        while True:  # until the server has seen that one is gone
+        while True:  # until the server has noticed the closed connection
             reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
             writer.write(ASK)
             with suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -335,7 +335,7 @@ async def test_a_client_that_reads_nothing_is_disconnected(backend: SessionsFixt
         ask_for_all = ASK.replace(b"?limit=1", b"")
 
         async def ask() -> None:
-            while True:  # whole lists, one request behind the other, and nothing of it is read
+            while True:  # pipelined requests for whole lists, none of which is read
                 await loop.sock_sendall(sock, ask_for_all)
                 await asyncio.sleep(0.001)
 
@@ -471,5 +471,5 @@ async def test_a_response_that_fails_midway_is_cut_off(backend: SessionsFixture)
             assert await response.content.readline() == b"1\n"
             with pytest.raises(
                 aiohttp.ClientPayloadError
-            ):  # its end is not taken for that of the answer
+            ):  # the end of the connection is not mistaken for the end of the response
                 await response.content.readline()

@@ -70,7 +70,7 @@ async def test_a_story_is_created_moved_shown_and_commented_on(web: Web) -> None
     )
     assert story_response.headers["Content-Type"].startswith(
         "application/json"
-    )  # never a page: what stands in it is text
+    )  # never rendered as a page
     assert story_response.headers["X-Content-Type-Options"] == "nosniff"
     assert [event["type"].rpartition(".")[2] for event in story_response.json["history"]] == [
         "created",
@@ -288,7 +288,7 @@ async def test_a_deliberation_is_described_as_over_grpc(
     )
     rest = await web("GET", "/api/v1/deliberations/task-1")
     for answer in (rest, rpc):
-        del answer.json["metadata"]["timestamp_ms"]  # when it was asked
+        del answer.json["metadata"]["timestamp_ms"]  # at the time of the request
     assert rest.json == rpc.json
     assert rpc.json["winner_id"] == "agent-dev-001"
 

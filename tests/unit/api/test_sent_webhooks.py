@@ -1,4 +1,4 @@
-"""Webhooks of ours: signed, in order, at least once, and nothing of what a model wrote."""
+"""Outgoing webhooks: signed, in order, at least once, and without text of a model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Hook:
     url: str = ""
 
     async def hear(self, request: web.Request) -> web.Response:
-        """Take a webhook, or not."""
+        """Accept or refuse a webhook."""
         self.request_count += 1
         body = await request.read()
         status = self.statuses.pop(0) if self.statuses else 204
@@ -51,12 +51,12 @@ class Hook:
         return web.Response(status=status, headers={"Location": self.url} if status == 302 else {})
 
     async def sleep(self, seconds: float) -> None:
-        """Wait no longer than it takes to see that."""
+        """Record the delay without waiting for it."""
         self.slept.append(seconds)
         await asyncio.sleep(0)
 
     async def until_requested(self, times: int) -> None:
-        """Wait until so many requests came."""
+        """Wait until this many requests have arrived."""
         async with asyncio.timeout(10):
             while self.request_count < times:
                 await asyncio.sleep(0.001)

@@ -1,4 +1,4 @@
-"""PlanningService over gRPC: stories move by the table, whoever asks."""
+"""PlanningService over gRPC: stories follow the transition table for every caller."""
 
 from __future__ import annotations
 

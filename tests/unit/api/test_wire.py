@@ -1,4 +1,4 @@
-"""The wire's promises: names, numbers and types, as design and clients have them."""
+"""The wire contract: names, numbers and types as specified and as clients use them."""
 
 from __future__ import annotations
 
@@ -441,7 +441,7 @@ def test_the_protos_are_compatible_with_clients_of_the_last_release(tmp_path: Pa
     assert breaks(tmp_path) == ""
 
 
-@pytest.mark.e2e  # buf over all protos, once a change
+@pytest.mark.e2e  # buf checks all protos for each change
 @pytest.mark.skipif(not BUF.exists(), reason="needs buf: scripts/setup dev")
 @pytest.mark.parametrize(
     ("change", "message"),

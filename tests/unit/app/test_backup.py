@@ -35,7 +35,7 @@ WHO = Principal("ann", "team-a")
 
 @dataclass
 class Writer:
-    """Writes what a server writes, as fast as it can."""
+    """A writer that records the same data as a server, as fast as possible."""
 
     bus: Bus
     data_dir: Path
@@ -166,7 +166,7 @@ async def check_documents(bus: Bus) -> None:
 
 
 async def check_files(data_dir: Path) -> None:
-    """Check that clone, audit and tokens are whole."""
+    """Check that clone, audit and tokens are complete."""
     await _git(data_dir / "repos" / "r.git", "fsck", "--strict", "--no-dangling")
     assert await _git(data_dir / "repos" / "r.git", "rev-list", "--all", "--count") != "0"
     lines = (data_dir / "audit" / "team-a" / "w.jsonl").read_text(encoding="ascii").splitlines()

@@ -1,4 +1,4 @@
-"""Hostile callers: their requests are as long, odd and frequent as they like."""
+"""Hostile callers, whose requests are arbitrarily long, malformed and frequent."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ async def test_a_slow_collector_adopts_the_decision_of_another() -> None:
     await publish_story(bus, full())
     first = Collector(bus, slow, tick_seconds=0.005, clock=lambda: DEADLINE)
     second = Collector(bus, Remembering(), tick_seconds=0.005, clock=lambda: START)
-    # It is stopped, so that nothing keeps the other from it.
+    # It is stopped, so the other one can take over.
     running = asyncio.create_task(first.handle(bus.log[-1]))
     await until(lambda: slow.deliveries > 0)
     await second.handle(bus.log[-1])

@@ -39,7 +39,7 @@ def collector(
 async def running(
     bus: FaultyBus, repositories: Remembering, clock: Callable[[], datetime] = lambda: START
 ) -> AsyncIterator[Collector]:
-    """Run a collector that is cancelled at the end, wherever it is."""
+    """Run a collector, and cancel it at the end in any state."""
     running_collector = collector(bus, repositories, clock)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(running_collector.run())

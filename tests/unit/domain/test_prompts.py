@@ -1,4 +1,4 @@
-"""Prompts in the log: read as they were sent, and what they share is recorded once."""
+"""Prompts in the log: they are read back as sent, and common parts are recorded once."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]
 
 
 async def empty_server(url: str) -> str:
-    """Forget all that a server holds."""
+    """Delete all streams of a server, and return its URL."""
     async with connection(BusSettings(), url, on_lost=lambda: None) as client:
         js = client.jetstream()
         for stream in await js.streams_info():
@@ -37,7 +37,7 @@ async def empty_server(url: str) -> str:
 
 @pytest.fixture(params=["memory", pytest.param("jetstream", marks=pytest.mark.e2e)])
 def opened(request: pytest.FixtureRequest) -> Opened:
-    """Opens the bus under test, with settings and the operator's secrets as named."""
+    """Return a function that opens the bus under test with these settings and secrets."""
     url: str = "" if request.param == "memory" else request.getfixturevalue("server")
 
     @asynccontextmanager

@@ -1,5 +1,5 @@
-"""Facts of a moment in one message: what is recorded, in which order, and what a reader gets of
-it.
+"""Batches: simultaneous events in one message, their order on the log, and what a reader
+receives.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ async def test_events_published_together_are_one_message_and_all_arrive(opened: 
     ]
     assert len(read) == 8
     assert read[-1].seq == last
-    if not isinstance(bus, MemoryBus):  # which records each by itself
+    if not isinstance(bus, MemoryBus):  # the in-memory bus records each event separately
         assert [len(message) for message in stored] == [8]
         assert {r.message for r in read} == {last}
         assert {message["specversion"] for message in stored[0]} == {"1.0"}
@@ -227,7 +227,7 @@ async def test_the_decision_is_the_same_for_any_batching_of_events() -> None:
         while left:
             size = 1 if seed == 0 else chance.randint(1, len(left))
             await bus.put_raw("agent.results.task-a", codec.encode_batch(left[:size]))
-            # Another host, which does not know what the first recorded, says some of it once more.
+            # Another host, which does not know the recorded events, publishes some of them again.
             left = left[max(size - chance.randint(0, 2), 1) if seed else size :]
         async for recorded in bus.follow([Channel.RESPONSES.of("task-a")]):
             decisions.append(dict(recorded.event.data))

@@ -1,6 +1,4 @@
-"""Whoever is cancelled ends, whenever that happens: also in the moment in which the server's answer
-arrives.
-"""
+"""A cancelled call ends at any time, even at the moment when the server's answer arrives."""
 
 from __future__ import annotations
 
@@ -58,8 +56,8 @@ ACTS: dict[str, Act] = {
 
 
 async def after_answers(bus: JetStreamBus, answers: int, turns: int) -> None:
-    """Return this many turns of the loop after this many messages came in, or when no more seem to
-    come.
+    """Return this many turns of the loop after this many messages have arrived, or if no more
+    arrive.
     """
     until = bus._client.stats["in_msgs"] + answers
     for _ in range(1000):
@@ -93,7 +91,7 @@ async def test_a_cancellation_is_never_lost(act: Act, server: str) -> None:
             left = asyncio.all_tasks() - tasks_before
             failed = bool(left)
             for leftover in left:
-                # where one waits for nothing but the next message it heeds a second cancellation
+                # a task that only waits for the next message obeys a second cancellation
                 leftover.cancel()
             assert not left
-            await asyncio.sleep(0.005)  # for answers to what was cancelled
+            await asyncio.sleep(0.005)  # for answers to cancelled calls

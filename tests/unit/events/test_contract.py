@@ -1,4 +1,4 @@
-"""What every bus does: the same cases on the one in memory and on a real nats-server."""
+"""The contract of every bus: the same cases on the in-memory bus and on a real nats-server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moothall.testing.bus_contract import BusContract, consuming, letters, seat
 
 
 class TestAnyBus(BusContract):
-    """The bus in memory and NATS."""
+    """The in-memory bus and NATS."""
 
 
 async def test_both_buses_satisfy_the_ports(opened: Any) -> None:
@@ -34,7 +34,7 @@ async def test_both_buses_satisfy_the_ports(opened: Any) -> None:
         ):
             assert callable(port)
 
-    def assign_to_ports(real: JetStreamBus, memory: MemoryBus) -> None:  # what mypy checks
+    def assign_to_ports(real: JetStreamBus, memory: MemoryBus) -> None:  # checked by mypy
         for implementation in (real, memory):
             _bus: ports.Bus = implementation
 

@@ -12,7 +12,7 @@ from moothall.testing.bus import MemoryBus
 
 
 class Records(MemoryBus):
-    """A stream that says how much it has, and gives what it can read."""
+    """A stream that reports its number of messages, some of which cannot be read."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ async def test_pruned_records_are_not_missing() -> None:
 
 
 async def test_deliberately_removed_records_are_not_missing() -> None:
-    """As `moothall rm` does with all of one deliberation."""
+    """Removed like all messages of a deliberation by `moothall rm`."""
     assert (await check_log(Records(LOG, {2, 5}, removed=(2, 5)), expected_last=6)).is_complete
     assert (await check_log(Records(LOG, {2, 5}, removed=(2,)))).missing == (5,)
 

@@ -1,6 +1,4 @@
-"""One holder at a time, whatever the clocks do, however slow the bus is, and whoever stands
-still.
-"""
+"""A lease has one holder at a time, despite wrong clocks, a slow bus and stalled processes."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ SECONDS = 6.0
 
 
 class World:
-    """Time, as a test has it pass."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -30,8 +28,8 @@ class World:
 
 
 class Far:
-    """A bucket that a process reaches with delays, and not always; some of what it wrote is stored
-    though it hears nothing.
+    """A bucket behind an unreliable connection: calls are delayed or lost, and a lost write may
+    have been stored.
     """
 
     def __init__(self, bucket: MemoryBucket, world: World) -> None:
@@ -58,8 +56,8 @@ class Far:
 
 
 def open_leases(world: World, bucket: MemoryBucket) -> list[tuple[Lease, Far]]:
-    ways = [Far(bucket, world) for _ in range(3)]
-    return [(Lease(remote, "graph", SECONDS, clock=world), remote) for remote in ways]  # type: ignore[arg-type] # it uses no more of a bucket
+    remotes = [Far(bucket, world) for _ in range(3)]
+    return [(Lease(remote, "graph", SECONDS, clock=world), remote) for remote in remotes]  # type: ignore[arg-type] # it uses no more of a bucket
 
 
 STEPS = st.lists(
@@ -99,11 +97,11 @@ async def test_a_lease_stays_with_its_renewing_holder_and_expires_otherwise() ->
         assert first.held
         assert not second.held
         world.now += 2
-    world.now += SECONDS  # the first is gone
+    world.now += SECONDS  # the first process has ended
     assert not first.held
     await second.step()
     assert second.held
-    await first.step()  # it comes back, and is too late
+    await first.step()  # it continues too late
     assert not first.held
 
 

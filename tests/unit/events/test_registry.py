@@ -69,7 +69,7 @@ def test_each_tenant_has_its_own_topics() -> None:
 
 
 def _texts(path: Path, needles: Iterable[str]) -> Iterator[str]:
-    """Yield the strings of a module, if the module holds a needle anywhere."""
+    """Yield the strings of a module if it contains one of the needles."""
     source = path.read_text()
     if not any(needle in source for needle in needles):
         return

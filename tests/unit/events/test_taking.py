@@ -1,4 +1,4 @@
-"""How every bus hands out messages: the same cases on the one in memory and on a real
+"""Delivery of messages by every bus: the same cases on the in-memory bus and on a real
 nats-server.
 """
 
@@ -14,7 +14,7 @@ from moothall.testing.work_contract import WorkContract
 
 
 class TestAnyBus(WorkContract):
-    """The bus in memory and NATS."""
+    """The in-memory bus and NATS."""
 
 
 async def test_a_poison_message_is_dead_lettered_and_the_consumer_continues(opened: Any) -> None:
@@ -39,5 +39,5 @@ async def test_a_poison_message_is_dead_lettered_and_the_consumer_continues(open
         assert "id: Field required" in second.reason
         assert third.reason == "cannot be done\nat all, schade ✗"
         assert (third.consumer, third.stream, third.deliveries) == ("collector", "EVENTS", 1)
-        # Whoever reads the log passes over what is no event.
+        # Readers of the log skip malformed messages.
         assert [r.event.subject async for r in bus.replay([Channel.RESULTS.all])] == ["bad", "good"]

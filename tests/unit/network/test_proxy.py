@@ -12,7 +12,7 @@ from moothall.network.proxy import Proxy, run_proxy
 
 
 class Echo:
-    """Says back what it hears; remembers it."""
+    """A server that echoes and records received data."""
 
     def __init__(self) -> None:
         self.port = 0

@@ -1,4 +1,4 @@
-"""What outlives bubblewrap's outer process is found and ended."""
+"""Processes that outlive bubblewrap's outer process are found and ended."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_a_sandbox_is_found_and_ended_by_its_name() -> None:
         await until_named(other_name)
         assert (
             orphans.kill_sandboxes(f"{os.getpid()}-named-") >= 1
-        )  # the inner one may be gone with the outer one before it is looked at
+        )  # the inner process may end with the outer one before it is inspected
         await asyncio.wait_for(sandbox.process.wait(), 20)
         assert stays.alive
     async with asyncio.timeout(20):  # the inner one ends with the outer one, a moment later
@@ -82,7 +82,7 @@ async def test_closing_a_sandbox_during_its_start_leaves_nothing_behind() -> Non
         await sandbox.close()
         if sandbox.cgroup:
             assert not sandbox.cgroup.memory.exists()
-    orphans.kill_sandboxes(prefix)  # where there are no cgroups, whoever closes the pool
+    orphans.kill_sandboxes(prefix)  # without cgroups, closing the pool ends it
     async with asyncio.timeout(20):
         while sandboxes_titled(prefix):
             await asyncio.sleep(0.01)
@@ -103,7 +103,7 @@ async def test_the_sweep_ends_sandboxes_of_a_killed_host_and_none_of_a_living_on
         assert try_lock(lock_file.fileno())
         await sweep(layout)
         assert not (layout.run / dead).exists(), (
-            "once is enough, though what is killed takes a moment to die"
+            "one signal is enough, although a killed process needs a moment to end"
         )
         assert left.wait(20) == -9
         assert works.poll() is None
@@ -141,7 +141,7 @@ async def test_half_started_sandboxes_of_a_killed_host_end_without_a_restart(
             assert stays.poll() is None
     await asyncio.to_thread(psutil.wait_procs, children, 20)
     assert not [process for process in children if process.is_running()], (
-        "and what waited for it is gone too"
+        "processes that waited for it have ended too"
     )
     assert not (Layout(tmp_path).run / instance).exists()
 

@@ -121,7 +121,7 @@ def define_text(language: str, name: str, content: str) -> str:
 @pytest.mark.parametrize(
     ("language", "name", "content", "old", "new"),
     [
-        # decorators and comments stay where the content has none, and give way where it has
+        # decorators and comments stay unless the content has its own
         (
             "python",
             "f",

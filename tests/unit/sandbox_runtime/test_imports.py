@@ -1,5 +1,5 @@
-"""The folder lies in every sandbox as it is: the import contracts say that it imports nothing of
-ours, this that it needs nothing else.
+"""The folder is mounted in every sandbox. The import contracts check that it imports none of our
+packages, and this test that it needs no other ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from moothall import sandbox_runtime
 
 HERE = Path(sandbox_runtime.__file__).parent
-# Imported where they are used, and only on the way to a box that has them.
+# Imported where they are used, only in sandboxes that have them.
 BOUND = {
     "code_runner.py": {"pydantic_monty"},
     "define.py": {"tree_sitter"},

@@ -139,7 +139,7 @@ def test_the_map_prefers_named_symbols_and_their_callees(root: Path) -> None:
 def test_the_map_is_deterministic_and_within_its_limits(root: Path) -> None:
     arguments = {"frames": [["tests/test_cart.py", 5]], "words": ["sum"]}
     assert json.dumps(survey(root, **arguments)) == json.dumps(survey(root, **arguments))
-    assert survey(root, files=3)["parsed"] == 2  # one of them is no code that somebody wrote
+    assert survey(root, files=3)["parsed"] == 2  # one of them is generated code
     assert survey(root, files=0) == {
         "spans": [],
         "homes": [],
@@ -208,4 +208,6 @@ def test_untracked_files_and_module_stubs_are_left_out(tmp_path: Path) -> None:
     assert "source/a.ts:" in tracked["map"]
     assert "distribution" not in tracked["map"]
     assert tracked["parsed"] == 4
-    assert survey(tmp_path, paths=["pkg.pyi"], known=known_paths)["parsed"] == 5  # it was asked for
+    assert (
+        survey(tmp_path, paths=["pkg.pyi"], known=known_paths)["parsed"] == 5
+    )  # it was requested by its path

@@ -1,4 +1,4 @@
-"""A requirements file of which not all can be installed, by a real pip that has no index."""
+"""A requirements file that can be installed only in part, by a real pip without an index."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.wheels import make_part
 
 
 def install(folder: Path, mode: str, text: str) -> tuple[int, list[str], set[str]]:
-    """Return the exit code, what was left out, and what was installed."""
+    """Return the exit code, the omitted requirements and the installed packages."""
     wheels, target = folder / "wheels", folder / "target"
     wheels.mkdir()
     for number in (1, 2):

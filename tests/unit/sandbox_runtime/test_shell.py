@@ -1,4 +1,4 @@
-"""What a command of the shell printed: shown in part, stored whole."""
+"""Output of a shell command: shown in part, and stored completely."""
 
 from __future__ import annotations
 

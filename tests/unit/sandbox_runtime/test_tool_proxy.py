@@ -1,4 +1,4 @@
-"""What a block of Python can call, without a sandbox round it."""
+"""The tools that a block of Python can call, without a sandbox."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ TOOLS = {
 
 
 class FakeWorkspace:
-    """Answers from files; a result of more than `max_bytes` characters loses its middle, as at the
-    gate.
+    """A workspace with these files; a result of more than `max_bytes` loses its middle, as at the
+    gateway.
     """
 
     def __init__(self, max_bytes: int = 10**9, **files: str) -> None:

@@ -1,4 +1,4 @@
-"""Tasks read from an answer of architects: whatever it says, what comes of it is a plan or a
+"""Tasks parsed from an answer of the architects: any answer gives a plan or an error with a
 reason.
 """
 

@@ -1,5 +1,5 @@
-"""Several processes work on the same stories: each step is done once, and what one leaves another
-goes on with.
+"""Several processes work on the same stories: each step is done once, and another process continues
+after one has ended.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ async def test_each_step_of_a_story_is_done_by_one_of_three_processes(app: App) 
     counts = Counter(event.type for event in await recorded_events(app))
     assert [counts[kind] for kind in ONCE] == [1] * len(ONCE)
     assert len(app.deliberations.task_ids()) == 2
-    assert len(app.lands.deliveries) == 1, "what is delivered outside is delivered once"
+    assert len(app.lands.deliveries) == 1, "a commit is delivered once"
 
 
 async def test_a_plan_interrupted_in_one_process_is_finished_by_another(
@@ -66,7 +66,7 @@ async def test_a_plan_interrupted_in_one_process_is_finished_by_another(
             task = await app.wait_for_request(1)
         await app.deliberations.decide(
             proven_outcome(task.task_id, A)
-        )  # one of the two is gone, whichever had it
+        )  # either of the two has ended
         await app.stands("test")
         await app.wait_for_request(2)
     assert len(app.deliberations.task_ids()) == 2

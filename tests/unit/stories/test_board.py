@@ -1,4 +1,4 @@
-"""The board: a story's state is its log folded, and of two moves at once one wins."""
+"""The board: the state of a story is folded from its log, and one of two concurrent moves wins."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ async def test_another_tenant_can_neither_see_nor_move_a_story(board: Board) -> 
 
 
 class Reading(MemoryBus):
-    """A bus that counts what is read of all stories, and holds it while it is not `let`."""
+    """A bus that counts reads of the stories, and blocks them until `let` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ async def test_a_caller_during_a_read_sees_everything_recorded_before_the_call()
     late = await Board(bus).create(DRAFT, LOCAL, key="2")
     reading = asyncio.create_task(board.cards(LOCAL))
     await asyncio.sleep(0)
-    first.cancel()  # it was the one that read
+    first.cancel()  # its read served both callers
     cancelled.cancel()
     bus.let.set()
     assert late.story.id in {card.story.id for card in await reading}

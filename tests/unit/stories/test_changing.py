@@ -1,5 +1,5 @@
-"""Tasks that their product owner changes before they are begun: of two changes one wins, and what
-is built is what was left.
+"""Tasks that a product owner edits before they start: one of two concurrent edits wins and is
+built.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SECOND = Outline(id="2", role="qa", description="Test it.", criteria=(2,), after
 
 @pytest.fixture
 async def app() -> App:
-    """A story whose tasks are derived by its roles, and not begun."""
+    """A story with tasks derived by its roles, none of them started."""
     bus = MemoryBus()
     new_app = App(bus, MemoryDeliberations(), Board(bus))
     new_app.story_id = (
@@ -100,7 +100,7 @@ async def test_one_of_two_simultaneous_changes_wins_and_the_other_learns_by_whom
         *((FIRST, SECOND) if winner.actor == "ann" else (full_outline,)),
         principal=replace(LOCAL, name=winner.actor),
     )
-    assert changeable(repeated) == winner, "the same sent twice changes nothing"
+    assert changeable(repeated) == winner, "a repeated edit changes nothing"
 
 
 async def test_a_comment_in_between_does_not_invalidate_an_edit(app: App) -> None:

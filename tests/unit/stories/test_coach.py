@@ -1,4 +1,4 @@
-"""What the story coach finds."""
+"""The findings of the story coach."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Comments on lines and messages to seats, through any API; a deliberation service and a bus in
-memory.
+"""Comments on lines and messages to seats, for every API; an in-memory deliberation service and
+bus.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OTHER = "--- a/v.py\n+++ b/v.py\n@@ -0,0 +1 @@\n+only\n"
 
 
 class App:
-    """A story with a task that is decided, and who says something of it."""
+    """A story with a decided task, and a user who comments on it."""
 
     def __init__(self) -> None:
         self.bus, self.deliberations = MemoryBus(), MemoryDeliberations()

@@ -1,4 +1,4 @@
-"""The life cycle of a story: the table, its guards, and that nothing gets around them."""
+"""The life cycle of a story: the transition table and its conditions, which nothing bypasses."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_no_sequence_reaches_an_undefined_state_or_skips_required_evidence(
     steps: list[tuple[str, object, set[str]]],
 ) -> None:
     table, position = lifecycle(), StoryPosition(lifecycle().start)
-    since: set[object] = set()  # what was recorded since the state was entered
+    since: set[object] = set()  # facts recorded since the state was entered
     for kind, value, roles in steps:
         if kind == "fact":
             position = position.record(value)  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
-"""Notes of a story: recorded once, together or not at all, at the version that was seen, by who
-may, without secrets.
+"""Notes of a story: recorded once and atomically, at the expected version, by permitted users,
+without secrets.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AT = "2026-01-31T12:00:00Z"
 
 
 class Lossy(MemoryBus):
-    """A bus that records an event and loses the ack, where `loses`."""
+    """A bus that records an event and, if `loses` is set, loses the ack."""
 
     loses = False
 

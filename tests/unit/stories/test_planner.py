@@ -185,7 +185,7 @@ async def test_a_restarted_planner_continues_from_the_log(
     async with running(bus, deliberations, first := Planner(bus, LimitSettings())):
         design, code, tests = (await first.process(MOVED, LOCAL)).task_ids
         await until(lambda: deliberations.task_ids() == [design])
-    await deliberations.decide(won_outcome(design, "architect"))  # while nobody looks
+    await deliberations.decide(won_outcome(design, "architect"))  # while no planner runs
     async with running(bus, deliberations, Planner(bus, LimitSettings())):
         await until(lambda: deliberations.task_ids() == [design, code])
         await deliberations.decide(won_outcome(code, "dev"))
@@ -389,7 +389,7 @@ async def test_only_a_product_owner_can_publish_a_plan_of_a_story_on_the_board(
     assert (await board.card(story_id, LOCAL)).plan is None
     assert (
         await planner.derive(story_id, "plan-9", ["dev"], Strategy(), outsider, publish=False)
-    ).tasks, "looking needs no role"
+    ).tasks, "reading needs no role"
     await planner.derive(story_id, "plan-9", ["dev"], Strategy(), LOCAL, publish=True)
     assert (await board.card(story_id, LOCAL)).plan is not None
 
@@ -493,7 +493,7 @@ async def test_a_derived_task_that_cannot_start_is_recorded_with_its_reason(
 
 
 async def letters(bus: MemoryBus, count: int) -> list[raw_store.DeadLetter]:
-    """Wait for so many dead letters."""
+    """Wait for this many dead letters."""
     async with asyncio.timeout(10):
         while len(dead_letters := [letter async for letter in raw_store.letters(bus)]) < count:
             await asyncio.sleep(0.01)

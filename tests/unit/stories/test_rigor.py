@@ -1,4 +1,4 @@
-"""Rigor scoring: what blocks at every level, and what points are worth."""
+"""Rigor scoring: failures that block at every level, and the weights of points."""
 
 from __future__ import annotations
 

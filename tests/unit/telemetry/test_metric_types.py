@@ -86,7 +86,7 @@ class Clock:
 def test_a_report_replaces_the_previous_one_and_a_silent_process_is_forgotten() -> None:
     clock = Clock()
     reports = Reports(5.0, clock)
-    for value in (3, 1):  # it restarted
+    for value in (3, 1):  # the process restarted
         reports.add(
             {"process": "host-1", "figures": {"moothall_model_retries_total": [[[], value]]}}
         )
@@ -179,7 +179,7 @@ async def test_the_next_report_makes_up_for_one_that_could_not_be_sent() -> None
 
 
 async def do_nothing() -> None:
-    """Nothing to look up."""
+    """Refresh nothing before a snapshot."""
 
 
 @asynccontextmanager

@@ -46,7 +46,7 @@ BEYOND_THE_SCHEMA = {
 
 
 def fits(shape: dict[str, Any], arguments: dict[str, Any]) -> bool:
-    jsonschema = pytest.importorskip("jsonschema")  # comes with ray
+    jsonschema = pytest.importorskip("jsonschema")  # a dependency of Ray
     jsonschema.Draft202012Validator.check_schema(shape)
     return bool(jsonschema.Draft202012Validator(shape).is_valid(arguments))
 

@@ -122,7 +122,7 @@ async def test_redelivered_work_is_done_and_not_acked_if_the_first_run_is_lost(
         second = group.create_task(host._handle_work(Recorded(1, request(d), {"deliveries": "2"})))
         await asyncio.sleep(0)
         model.hangs = False
-        first.cancel()  # like the bus after a host has lost its hold
+        first.cancel()  # like the bus after a host has lost its work
         await second
         assert finished_count(await app.events()) == 3
 
@@ -151,7 +151,7 @@ async def test_a_cancel_whose_signal_was_lost_is_read_from_the_log(tmp_path: Pat
 
 
 async def test_a_cancel_signal_alone_ends_calls_in_progress(tmp_path: Path) -> None:
-    """Nobody reads the log here."""
+    """Fail: the log must not be read."""
     async with council(tmp_path, Answering()) as app, asyncio.TaskGroup() as group:
         host = host_of(app)
         d = app.deliberation(repository=None, base_sha=None)
@@ -293,7 +293,7 @@ async def test_a_host_that_was_suspended_makes_no_more_model_calls(tmp_path: Pat
         d = app.deliberation(repository=None, base_sha=None)
         work = group.create_task(run_until_superseded(host._handle_work(Recorded(1, request(d)))))
         await until(lambda: len(app.server.requests) >= 3)
-        host._beat -= 60  # as if it had been stopped for a minute
+        host._beat -= 60  # as if the process had been stopped for a minute
         assert not host._owns_task(d.task_id)
         assert await work == "SUPERSEDED"
         assert finished_count(await app.events()) == 0
@@ -322,7 +322,9 @@ async def test_tenants_share_the_cores_and_a_long_wait_is_published(tmp_path: Pa
             await asyncio.sleep(0.2)
         for task in (waits, *works):
             task.cancel()
-    assert places[1].queued_at == places[1].since, "a late command of an ended one still queues"
+    assert places[1].queued_at == places[1].since, (
+        "a late command of an ended deliberation is still queued"
+    )
     log = [recorded.event async for recorded in app.bus.replay()]
     [published] = [event for event in log if event.data.get("workstream") == "waiting"]
     assert published.data["task_id"] == "acme_second"

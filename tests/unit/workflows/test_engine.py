@@ -1,5 +1,5 @@
-"""The workflow engine around a simulated workspace: appended lines are the workspace, posted ones
-have left it.
+"""The workflow engine with a simulated workspace: appended lines are local, posted ones are
+external effects.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ S = ToolStatus
 
 
 class Killed(Exception):
-    """The process ends here."""
+    """The simulated end of the process."""
 
 
 @dataclass
@@ -131,7 +131,7 @@ class World:
         return await Engine(self.plan, record, cast("Any", self), announce, CATALOGUE).run()
 
     async def run_to_the_end(self, lives: list[int]) -> tuple[End, str]:
-        """Run, be killed and run again; the last run is long."""
+        """Run, be killed and run again; the last run is not killed."""
         for life in lives:
             self.kill = life
             try:

@@ -1,6 +1,4 @@
-"""What an executor says is taken as what it must be, whatever it says: it may be one that hostile
-code took over.
-"""
+"""Answers of an executor are parsed defensively, because hostile code may have taken it over."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ BASE = Base(
 
 
 def create_stored_items(data_dir: Path) -> Layout:
-    """A checkout that was used just now, its environment, a starter, a clone; all but the use are
-    old.
+    """Create an old checkout that was used just now, its old environment, and an old starter and
+    clone.
     """
     layout = Layout(data_dir)
     folders = [
@@ -86,7 +86,7 @@ async def test_an_open_workspace_is_detected_by_its_lock(tmp_path: Path) -> None
     assert not has_open_workspaces(tmp_path)
     (layout.run / "1-a").mkdir(parents=True)
     (layout.run / "1-a/lock").touch()
-    assert not has_open_workspaces(tmp_path), "nobody holds it: left by one who was killed"
+    assert not has_open_workspaces(tmp_path), "unlocked: its process was killed"
     (tmp_path / "locks").symlink_to(layout.run / "1-a")
     async with layout.lock("lock"):
         assert has_open_workspaces(tmp_path)

@@ -52,7 +52,7 @@ async def test_a_python_session_keeps_its_state(app: Local, prepared: Prepared) 
         result_of_other = await app.call(workspace, "code.python", code="x", session="b")
         assert result_of_other.output["exit_code"] == 1
         assert "NameError" in result_of_other.output["output"]
-        # What it made is in the workspace, what it keeps is not.
+        # Created files are in the workspace, the state of the session is not.
         listed = await app.call(workspace, "files.list")
         assert "made.txt" in listed.output["entries"]
         assert (await workspace.patch("made")).paths == ("made.txt",)
@@ -173,4 +173,4 @@ async def test_the_system_is_shown(app: Local, prepared: Prepared) -> None:
         assert info.output["processors"] >= 1
         assert info.output["system"].startswith("Linux")
         running = await app.call(workspace, "system.processes")
-        assert len(running.output["processes"]) == 1  # the executor, and nothing of the host
+        assert len(running.output["processes"]) == 1  # only the executor, no process of the host

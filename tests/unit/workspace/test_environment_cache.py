@@ -1,4 +1,4 @@
-"""What hosts on different disks take from each other's set-ups, and what they do not."""
+"""Environments that hosts on different disks share with each other, and their limits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def archives(
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Path:
-    """What a set-up made, with what it was shown beside it."""
+    """The folder of a finished set-up, with the files that were mounted beside it."""
     folder = tmp_path / "made"
     (folder / "env" / "bin").mkdir(parents=True)
     (folder / "env" / "bin" / "tool").write_text("#!/bin/sh\n")

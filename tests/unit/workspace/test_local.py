@@ -92,7 +92,7 @@ async def test_base_tests_in_a_large_code_file_are_restored(tmp_path: Path) -> N
             "src/lib.rs", FILE, f"pub fn f() -> u8 {{ 2 }}\n{padding}{forged}".encode()
         )
         patch = await app.clone.commit_changes(app.sha, [forged_change], "forge")
-        for _ in range(2):  # what a diff comes to is kept, and is the same again
+        for _ in range(2):  # applying the diff again gives the same commit
             async with app.workspaces.open(
                 prepared, "judged", patch=patch.diff, judged=True
             ) as workspace:
@@ -449,7 +449,7 @@ async def test_the_sandbox_cannot_reach_the_host(app: Local, prepared: Prepared)
     ] == []
     assert "unshare -1 mount -1" in lines
     assert lines[-1] == "['0', '1', '2', '3']", (
-        "no inherited descriptor beside the three and that of the listing"
+        "only the standard streams and the descriptor of the listing itself"
     )
 
 
@@ -471,12 +471,12 @@ async def test_code_cannot_kill_its_executor(app: Local, prepared: Prepared, tar
 
 @pytest.fixture
 def unrelated_processes() -> list[psutil.Process]:
-    """What runs below this process anyway: servers of other suites."""
+    """Child processes of this process that belong to other suites."""
     return psutil.Process().children()
 
 
 def left_behind(app: Local, unrelated_processes: list[psutil.Process]) -> list[str]:
-    """Mounts and processes, but for the one that the pool has beside it as long as it is open."""
+    """Return the leftover mounts and processes, except the spare one that an open pool keeps."""
     folder = str(app.settings.data_dir)
     mounts = [
         line
@@ -513,7 +513,7 @@ async def test_a_closed_workspace_leaves_nothing_behind(
     assert sorted(path.name for path in app.workspaces.pool.folder.iterdir()) == [
         "code",
         "lock",
-    ]  # the pool's own
+    ]  # the pool's spare sandbox
 
 
 async def test_a_cancelled_check_is_stopped_and_the_workspace_stays_usable(app: Local) -> None:

@@ -17,7 +17,7 @@ LONG_AGO = time.time() - 30 * 86_400
 
 
 def create_prepared(layout: Layout, key: str, base: Base, *, used: float) -> None:
-    """As preparation leaves it, last used then."""
+    """Create a prepared checkout that was last used at this time."""
     record, tree, environment = (
         layout.prepared_file(key),
         layout.tree(key),
@@ -79,7 +79,7 @@ async def test_unreferenced_patches_are_pruned(tmp_path: Path) -> None:
     ]
     assert await clone.prune({referenced}) == 1
     assert await clone.has(referenced)
-    assert await clone.has(sha), "the base is no patch"
+    assert await clone.has(sha), "the base is not a patch"
     assert not await clone.has(unreferenced)
     assert await clone.prune({referenced}) == 0
     recreated = await clone.commit_changes(sha, [Change("NOTES.md", "100644", b"gone\n")], "notes")

@@ -1,4 +1,4 @@
-"""`code.shell` in a real sandbox: its folder, its output, its time, and the git that it has."""
+"""`code.shell` in a real sandbox: its folder, output, time limit and git."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ async def test_output_of_a_process_that_ends_slightly_later_is_complete(
 
 
 def history(tmp_path: Path) -> Repo:
-    """Give the sample more commits, and a branch that nobody may see."""
+    """Add commits to the sample, and a branch that must stay hidden."""
     repo = Repo(tmp_path / "repo")
     repo.git("checkout", "--quiet", "-b", "hidden")
     repo.commit({"secret.txt": SECRET}, SECRET)

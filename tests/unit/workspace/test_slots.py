@@ -47,7 +47,7 @@ def slots_in(folder: Path, count: int) -> Slots:
 async def other_process(
     folder: Path, count: int, since: float
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a process that waits for a slot, says that it has it, and holds it until its input
+    """Run a process that waits for a slot, reports that it has one, and holds it until its input
     ends.
     """
     process = await asyncio.create_subprocess_exec(
@@ -80,7 +80,7 @@ async def waits(folder: Path) -> None:
 
 
 async def until_locked(path: Path) -> None:
-    """Return once somebody holds the lock of a file for longer than a look takes."""
+    """Return once the lock of a file has been held at several consecutive checks."""
     locked_count = 0
     while locked_count < 3:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT)

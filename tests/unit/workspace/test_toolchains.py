@@ -25,7 +25,7 @@ def test_the_servers_own_python_is_used_if_it_fits() -> None:
         assert not chosen.missing
 
 
-@pytest.mark.e2e  # starts every Python that there is
+@pytest.mark.e2e  # starts every installed Python
 def test_a_fitting_python_is_found_on_the_machine() -> None:
     other_pythons = [
         python for python in pythons() if python.numbers[:2] != current_python().numbers[:2]
@@ -46,7 +46,7 @@ def test_a_fitting_python_is_found_on_the_machine() -> None:
     )
 
 
-@pytest.mark.e2e  # starts every Python that there is
+@pytest.mark.e2e  # starts every installed Python
 def test_if_none_fits_the_needed_and_available_ones_are_listed() -> None:
     missing = choose({"python": ">=9.1"}).missing
     assert "needs Python >=9.1" in missing

@@ -1,4 +1,4 @@
-"""What set-up resolved holds where a check calls its package manager again."""
+"""Versions resolved by the set-up stay in force when a check calls its package manager."""
 
 from __future__ import annotations
 

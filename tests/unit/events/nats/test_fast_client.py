@@ -1,6 +1,4 @@
-"""What we rely on in the client beyond what it promises: a release that changes it fails here, with
-the name of what it changed.
-"""
+"""Internals of the client that we rely on: a release that changes one fails here and is named."""
 
 from __future__ import annotations
 

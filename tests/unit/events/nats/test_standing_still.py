@@ -1,4 +1,4 @@
-"""A process that stands still again before what it lost the first time has ended."""
+"""A process that stalls again before the work that it lost the first time has ended."""
 
 from __future__ import annotations
 

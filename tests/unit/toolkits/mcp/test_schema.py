@@ -1,4 +1,4 @@
-"""A server's schemas as ours: what is bounded, what is kept of its names, and what is refused."""
+"""Conversion of a server's schemas: bounds, names and refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_argument_names_that_are_invalid_in_python_are_mapped_back() -> None:
     arguments = {name: name.upper() for name in names}
     assert model.model_validate(arguments).model_dump() == arguments
     assert model.model_validate({"from": "x"}).model_dump() == {"from": "x"}, (
-        "what was not given is not made up"
+        "omitted arguments get no invented values"
     )
     spec = spec_of(shape({name: {"type": "string"} for name in names}, required=["from"]))
     assert (

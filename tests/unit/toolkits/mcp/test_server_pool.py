@@ -1,4 +1,4 @@
-"""The books of MCP servers that live on."""
+"""The pool of persistent MCP servers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KEY: Key = ("local", "workspace", "slow")
 
 
 class Starting:
-    """Links that never come to be, and how many of them there are."""
+    """A starter whose links never open, and that counts them."""
 
     def __init__(self) -> None:
         self.up = self.begun = 0
@@ -32,7 +32,7 @@ class Starting:
 
 
 async def _time_out_during_start(server_pool: ServerPool, starting: Starting) -> None:
-    """A call that runs out of time while its server starts."""
+    """Let a call time out while its server starts."""
     start_count = starting.begun
     call = asyncio.create_task(_call(server_pool, starting))
     while starting.begun == start_count:

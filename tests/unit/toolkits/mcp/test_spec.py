@@ -1,4 +1,4 @@
-"""Servers' tools in the catalogue: as they were taken, under safe names, with the danger that the
+"""Tools of MCP servers in the catalogue: as accepted, with safe names and the danger that the
 operator declares.
 """
 
@@ -42,7 +42,7 @@ def test_the_danger_of_a_tool_is_declared_by_the_operator_or_the_highest() -> No
         ("execute", True),
     ]
     assert [tool.spec.requirements.file_system for tool in tools] == ["read", "write", "write"], (
-        "who only reads cannot write"
+        "a reading tool gets no write access"
     )
     remote_tools = read_offers(
         "notes",
@@ -126,7 +126,7 @@ def test_accepted_tools_are_in_the_catalogue_unchanged_and_granted_to_no_role(
     tools = family_tools(settings)
     assert "mcp.notes.add" in tools
     assert "mcp.notes.bad" not in tools
-    assert family.specs(settings)[0] is family.specs(settings)[0], "there is one of each"
+    assert family.specs(settings)[0] is family.specs(settings)[0], "each tool is built once"
     assert not any(
         tool.startswith("mcp.") for grant in shipped_grants().roles.values() for tool in grant.tools
     )
@@ -142,7 +142,7 @@ def test_accepted_tools_are_in_the_catalogue_unchanged_and_granted_to_no_role(
         mcp={"servers": {"notes": {**COMMAND, "tools": {"add": {"danger": "read"}}}}},
     )
     assert family_tools(declared)["mcp.notes.add"].danger == "read", (
-        "what is declared counts without taking it again"
+        "a changed declaration applies without accepting the tools again"
     )
 
 
@@ -217,7 +217,7 @@ def test_credentials_are_read_from_lines_and_never_shown(tmp_path: Path) -> None
     family_tools(settings)
     assert "canary" not in repr(settings)
     assert "canary" not in json.dumps(settings.model_dump(mode="json", exclude={"data_dir"}))
-    assert "canary-5c1e" in secret_values(settings), "nothing that leaves carries it"
+    assert "canary-5c1e" in secret_values(settings), "it is redacted from all output"
     (tmp_path / "key").write_text("no sign", encoding="utf-8")
     with pytest.raises(ConfigurationError, match="credentials are lines of NAME=value"):
         load_settings(

@@ -134,7 +134,7 @@ def test_a_pipe_reports_the_error_that_ended_its_other_end(tmp_path: Path) -> No
 
 
 def member_with_headers(name: str, link: str = "", **headers: str) -> tuple[tarfile.TarInfo, bytes]:
-    """A member with headers of its own, which stand for what is in the member itself."""
+    """Return a member with pax headers, which override the fields of the member itself."""
     info, content = member(name, tarfile.SYMTYPE if link else tarfile.REGTYPE, link)
     info.pax_headers = headers
     return info, content
@@ -229,7 +229,7 @@ def test_a_finished_pipe_never_reads_or_writes_the_files_of_others(
     writes.finish()
     other_files = [
         (tmp_path / name).open("w+b", buffering=0) for name in "abcd"
-    ]  # which have the numbers of its ends now
+    ]  # they reuse the descriptor numbers of the pipe
     for file in other_files:
         file.write(b"another's")
         file.seek(0)

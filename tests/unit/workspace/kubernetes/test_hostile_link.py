@@ -1,4 +1,4 @@
-"""A host and a link that says what it likes: its pod was taken over, or is just going."""
+"""A host with a link that sends arbitrary answers: its pod was taken over, or is being deleted."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class LyingPods(Cluster):
             await asyncio.wait({link})
 
     def say(self, name: str, failure: str) -> None:
-        """Let the cluster say what became of a pod."""
+        """Set the reason why a pod ended."""
         self._failures[name].set_result(failure)
 
     async def _serve(self, name: str) -> None:

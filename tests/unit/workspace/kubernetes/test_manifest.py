@@ -143,7 +143,7 @@ def test_the_environment_is_writable_for_set_up_only() -> None:
 
 
 def expand(text: str, variables: dict[str, str]) -> str:
-    """What a kubelet makes of a command, an argument or the value of a variable."""
+    """Expand the variables of a text like a kubelet."""
 
     def put(match: re.Match[str]) -> str:
         return "$" if match[0] == "$$" else variables.get(match[1], match[0])
@@ -156,8 +156,8 @@ def expand(text: str, variables: dict[str, str]) -> str:
 @example("pa$$word")
 @example("$$$(A)$")
 def test_a_value_with_special_characters_is_passed_unchanged(text: str) -> None:
-    """Nothing is put into a shell, and what a kubelet would expand is escaped: quotes, `$()`, `$$`
-    and newlines are what they are.
+    """No shell is involved, and references that a kubelet would expand are escaped, so quotes,
+    `$()`, `$$` and newlines stay unchanged.
     """
     settings = Settings(jobs=JOBS.model_copy(update={"python": text}))
     document = job(

@@ -25,16 +25,16 @@ from support.pods import Queues
 
 
 class Lossy(Queues):
-    """Loses the messages of data after a number of them."""
+    """Queues that lose one data message."""
 
-    def __init__(self, passed_on: int) -> None:
+    def __init__(self, until_loss: int) -> None:
         super().__init__()
-        self._passed_on = passed_on
+        self._until_loss = until_loss
 
     async def send(self, name: str, data: bytes) -> None:
         if data[:1] == b"d":
-            self._passed_on -= 1
-            if self._passed_on == 0:
+            self._until_loss -= 1
+            if self._until_loss == 0:
                 return
         await super().send(name, data)
 
@@ -159,7 +159,7 @@ async def test_a_link_without_a_host_ends(tmp_path: Path) -> None:
 
 
 class Flooding:
-    """A link that says whatever it likes, as fast as the bus takes it."""
+    """A link that sends arbitrary messages as fast as the bus accepts them."""
 
     def __init__(self, queues: Queues) -> None:
         self._queues, self._number = queues, 0

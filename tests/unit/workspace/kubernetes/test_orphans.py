@@ -64,7 +64,7 @@ def reconciler(cluster: Cluster, time: Time) -> Reconciler:
 
 
 def go_on(reconciler: Reconciler, time: Time, seconds: int, *hosts: str) -> None:
-    """Let time pass in which these hosts are heard."""
+    """Let time pass while heartbeats of these hosts arrive."""
     for _ in range(seconds):
         time.now += 1
         for host in hosts:
@@ -80,7 +80,7 @@ async def test_only_jobs_of_a_silent_host_are_deleted_after_the_grace_period(
     go_on(reconciler, time, 59, "me", "living")
     await reconciler.delete_orphans()
     assert set(api.jobs) == {"lost", "kept", "foreign"}, (
-        "who begins to listen has not heard anybody yet"
+        "a new listener has not received any heartbeat yet"
     )
     go_on(reconciler, time, 2, "me", "living")
     await reconciler.delete_orphans()
@@ -126,7 +126,7 @@ async def test_an_unavailable_cluster_does_not_end_the_reconciler(
 
 
 class Stuck(Cluster):
-    """One whose API server takes its time for every answer."""
+    """A cluster whose API server never answers."""
 
     async def hosts(self) -> dict[str, str]:
         await asyncio.Event().wait()
@@ -226,4 +226,4 @@ def test_a_deployment_is_identified_by_the_bus_its_pods_reach(tmp_path: Path) ->
             {deployment_name(), deployment_name(link_keys=first), deployment_name(link_keys=second)}
         )
         == 3
-    ), "an account hears its own alone"
+    ), "an account receives only its own messages"

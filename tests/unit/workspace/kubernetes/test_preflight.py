@@ -1,6 +1,4 @@
-"""What `moothall doctor` says of a cluster, of which the API server is a stand-in that the real
-client asks.
-"""
+"""The report of `moothall doctor` about a cluster, with a fake API server and the real client."""
 
 from __future__ import annotations
 
@@ -71,7 +69,7 @@ async def test_missing_permissions_are_named(api: KubeApi, tmp_path: Path) -> No
     findings = await examine(api, tmp_path)
     assert findings["cluster rights"].detail == f"missing in {SPACE}: delete jobs, watch events"
     assert "rbac.yaml" in findings["cluster rights"].mend
-    assert findings["cluster quota"].ok, "it is not ours to read, and need not be"
+    assert findings["cluster quota"].ok, "reading it is optional"
     assert "resourcequotas is forbidden" in findings["cluster quota"].detail
 
 
@@ -106,7 +104,7 @@ async def test_a_rejected_or_warned_job_is_reported_with_the_reason(
     api.invalid, api.warning = "", "would violate PodSecurity"
     assert "would violate PodSecurity" in (await examine(api, tmp_path))["cluster job"].detail
     invalid = (await examine(api, tmp_path, tolerations=({"key": 5},)))["cluster job"]
-    assert "tolerations.0.key" in invalid.detail, "what no API server was asked"
+    assert "tolerations.0.key" in invalid.detail, "reported without a request to the API server"
     unknown_namespace = (await examine(api, tmp_path, namespace="nowhere"))["cluster job"]
     assert "namespaces 'nowhere' not found" in unknown_namespace.detail
     assert "the namespace nowhere" in unknown_namespace.mend
@@ -148,5 +146,5 @@ async def test_the_doctor_needs_no_local_isolation_and_explains_a_failing_worksp
     api.denied = {("create", "jobs")}
     findings = [finding async for finding in examine_kubernetes(cluster_settings(tmp_path))]
     assert "workspace job" not in [finding.part for finding in findings], (
-        "it would only say the same again"
+        "it would repeat the same finding"
     )
