@@ -89,7 +89,7 @@ async def test_a_report_without_the_canarys_failure_is_not_trusted(
         assert not passes_acceptance_checks(judged)
         assert judged.level is not EvidenceLevel.PROVEN
         assert (tests.verdict, "must fail" in tests.why) == ("missing", True), tests
-        right = await place.confirmed(pool.right, evaluator)
+        right = await place.confirmed(pool.right_patch, evaluator)
     assert (passes_acceptance_checks(right), right.level) == (True, EvidenceLevel.PROVEN), (
         right.assessment
     )
@@ -108,7 +108,7 @@ async def test_an_honest_answer_is_trusted_and_the_canary_is_not_counted(
             "it"
         )
     async with judged_base(tmp_path, {**pool.base, **pool.test}, pool.argv, task=_TASK) as place:
-        judged = await place.confirmed(pool.right)
+        judged = await place.confirmed(pool.right_patch)
         base = place.prepared.runs["tests"]
     (tests, *_) = judged.assessment.evidence
     assert passes_acceptance_checks(judged), judged.assessment
@@ -129,7 +129,7 @@ async def test_a_report_is_believed_with_a_notice_if_no_failing_test_can_be_loca
         "loader.loadTestsFromTestCase(Prices)\n"
     )
     async with judged_base(tmp_path, {**pool.base, path: chosen}, pool.argv, task=_TASK) as place:
-        (ranked,) = await place.rank(pool.right)
+        (ranked,) = await place.rank(pool.right_patch)
     assert (ranked.passed_gates, ranked.level) == (True, EvidenceLevel.PROVEN)
     assert any(
         "No test that must fail could be placed in tests" in reason for reason in ranked.reasons

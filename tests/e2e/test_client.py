@@ -293,8 +293,8 @@ async def test_an_evaluation_measures_configurations_on_a_history(
         )
 
     async with (
-        scripted_model(write(project.right)) as right,
-        scripted_model(write(project.wrong)) as wrong_model,
+        scripted_model(write(project.right_source)) as right,
+        scripted_model(write(project.wrong_source)) as wrong_model,
     ):
         settings_file = tmp_path / "wrong.toml"
         settings_file.write_text(f'[llm]\nbase_url = "{wrong_model.base_url}"\n', encoding="utf-8")

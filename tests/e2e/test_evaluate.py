@@ -63,9 +63,9 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
     folder = tmp_path / "evaluation"
     command = Command(tmp_path / "data", extra=QUICK)
     async with (
-        scripted_model(_writing_seats(project, project.right)) as right,
-        scripted_model(_writing_seats(project, project.wrong)) as wrong_model,
-        scripted_model(_writing_seats(project, project.right)) as chosen,
+        scripted_model(_writing_seats(project, project.right_source)) as right,
+        scripted_model(_writing_seats(project, project.wrong_source)) as wrong_model,
+        scripted_model(_writing_seats(project, project.right_source)) as chosen,
     ):
         args = (
             "evaluate",

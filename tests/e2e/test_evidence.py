@@ -39,8 +39,8 @@ class Pool:
 
     program: str
     base: Mapping[str, str]
-    right: Mapping[str, str]
-    wrong: Sequence[Mapping[str, str]]
+    right_patch: Mapping[str, str]
+    wrong_patches: Sequence[Mapping[str, str]]
     test: Mapping[str, str]
     argv: tuple[str, ...] = field(default=())
 
@@ -246,7 +246,7 @@ async def test_one_seats_test_decides_if_no_other_test_does(tmp_path: Path, name
         )
     async with judged_base(tmp_path, pool.base, pool.argv, task=TASK) as place:
         first, *unproven = await place.rank(
-            pool.wrong[0], {**pool.right, **pool.test}, pool.wrong[1]
+            pool.wrong_patches[0], {**pool.right_patch, **pool.test}, pool.wrong_patches[1]
         )
         assert (first.seat, first.passed_gates, first.level) == (
             "agent-dev-002",
@@ -257,7 +257,9 @@ async def test_one_seats_test_decides_if_no_other_test_does(tmp_path: Path, name
         assert all(item.passed_gates and item.level is EvidenceLevel.UNPROVEN for item in unproven)
         if not pool.test:  # it is part of the change of the source
             return
-        without_test = await place.rank(pool.wrong[0], pool.right, pool.wrong[1])
+        without_test = await place.rank(
+            pool.wrong_patches[0], pool.right_patch, pool.wrong_patches[1]
+        )
     assert all(item.undecided and item.level is EvidenceLevel.UNPROVEN for item in without_test)
     assert any("Undecided" in reason for reason in without_test[0].reasons)
 
@@ -275,7 +277,9 @@ async def test_a_hidden_test_proves_the_right_answer(tmp_path: Path, name: str) 
             "it"
         )
     async with judged_base(tmp_path, pool.base, pool.argv, task=TASK, hidden=pool.test) as place:
-        first, *unproven = await place.rank(pool.wrong[0], pool.right, pool.wrong[1])
+        first, *unproven = await place.rank(
+            pool.wrong_patches[0], pool.right_patch, pool.wrong_patches[1]
+        )
     assert (first.seat, first.level) == ("agent-dev-002", EvidenceLevel.PROVEN), first.reasons
     assert any("hidden:" in reason and "percents" in reason.lower() for reason in first.reasons)
     assert all(item.level is EvidenceLevel.UNPROVEN for item in unproven)
@@ -292,7 +296,7 @@ async def test_a_claim_of_completion_needs_a_test_that_passes_on_the_base(
             "it"
         )
     async with judged_base(
-        tmp_path / "done", {**pool.base, **pool.right}, pool.argv, task=TASK
+        tmp_path / "done", {**pool.base, **pool.right_patch}, pool.argv, task=TASK
     ) as place:
         cases, reason = await place.evaluator().find_cases_passing_on_base(
             place.proposal(pool.test)
@@ -327,7 +331,7 @@ async def test_an_answer_that_breaks_a_hidden_test_is_refused_without_disclosing
     broken = {"shop/price.py": PYTHON.replace("return price", "return 0 if price == 7 else price")}
     async with judged_base(tmp_path, pool.base, pool.argv, task=TASK, hidden=hidden) as place:
         judged = await place.evaluator().evaluate(place.proposal(broken))
-        fine = await place.evaluator().evaluate(place.proposal(pool.right))
+        fine = await place.evaluator().evaluate(place.proposal(pool.right_patch))
     assert (passes_acceptance_checks(judged), solves(judged), passes_acceptance_checks(fine)) == (
         False,
         True,
@@ -345,8 +349,8 @@ async def test_an_authors_test_in_a_hidden_tests_file_neither_replaces_nor_disab
     (path,) = pool.test
     async with judged_base(tmp_path, pool.base, pool.argv, task=TASK, hidden=pool.test) as place:
         right, wrong_place = await place.rank(
-            {**pool.right, path: "def test_percents():\n    pass\n"},
-            {**pool.wrong[0], path: "def test_percents():\n    pass\n"},
+            {**pool.right_patch, path: "def test_percents():\n    pass\n"},
+            {**pool.wrong_patches[0], path: "def test_percents():\n    pass\n"},
         )
     assert (right.seat, right.level, wrong_place.level) == (
         "agent-dev-001",
@@ -382,12 +386,12 @@ async def test_tests_of_an_agent_without_an_answer_select_the_winner_in_every_la
         return {}
 
     async with judged_base(tmp_path, pool.base, pool.argv, task=TASK) as place:
-        tests, right = place.evaluator().author_tests, place.proposal(pool.right)
+        tests, right = place.evaluator().author_tests, place.proposal(pool.right_patch)
         wrong_proposals = [
-            place.proposal(files, number) for number, files in enumerate(pool.wrong, 2)
+            place.proposal(files, number) for number, files in enumerate(pool.wrong_patches, 2)
         ]
         proposal = place.proposal(
-            {**pool.right, **test_files, "go.work": "go 1.19\n", "README.md": "new\n"}, 9
+            {**pool.right_patch, **test_files, "go.work": "go 1.19\n", "README.md": "new\n"}, 9
         )
         patch = Patch("", "", proposal.diff, changed_files(proposal.diff), proposal.own_tests)
         author = await agent_tests.extract_tests(tests.runner, patch, "test-writer", "dev")
@@ -412,7 +416,9 @@ async def test_a_second_right_patch_is_reproduced_by_the_first_ones_test(tmp_pat
     async with judged_base(tmp_path, pool.base, pool.argv, task=TASK) as place:
         ranked = {
             item.seat: item
-            for item in await place.rank({**pool.right, **pool.test}, other_right, pool.wrong[0])
+            for item in await place.rank(
+                {**pool.right_patch, **pool.test}, other_right, pool.wrong_patches[0]
+            )
         }
     levels = [ranked[f"agent-dev-00{number}"].level for number in (1, 2, 3)]
     assert levels == [EvidenceLevel.SELF_TESTED, EvidenceLevel.REPRODUCED, EvidenceLevel.UNPROVEN]
@@ -429,7 +435,9 @@ async def test_the_test_author_is_first_of_two_tied_answers_and_undecided(
     author, other_text = (texts, texts[::-1])[seat - 1]
     async with judged_base(tmp_path, pool.base, pool.argv, task=TASK) as place:
         first, second, _ = await place.rank(
-            {"shop/price.py": author, **pool.test}, {"shop/price.py": other_text}, pool.wrong[0]
+            {"shop/price.py": author, **pool.test},
+            {"shop/price.py": other_text},
+            pool.wrong_patches[0],
         )
     assert (first.seat, first.level, first.undecided) == (
         "agent-dev-001",
@@ -461,7 +469,7 @@ async def test_an_invalid_test_decides_nothing(tmp_path: Path, test: str, reason
     async with judged_base(tmp_path, pool.base, pool.argv, task=TASK) as place:
         evaluator = place.evaluator()
         valid = await evaluator._author_tests.validate(
-            place.proposal({**pool.right, "tests/test_mine.py": text})
+            place.proposal({**pool.right_patch, "tests/test_mine.py": text})
         )
     assert (valid.cases, valid.reason) == ({}, reason)
 
@@ -479,8 +487,8 @@ async def test_a_wrong_test_beside_a_right_change_does_not_refuse_the_change(
         "def test_name():\n    assert price.__name__ == 'price'\n"
     )
     async with judged_base(tmp_path, pool.base, pool.argv, task=TASK) as place:
-        right = {**pool.right, "tests/test_mine.py": text}
-        first, *_ = await place.rank(pool.wrong[0], right, pool.wrong[1])
+        right = {**pool.right_patch, "tests/test_mine.py": text}
+        first, *_ = await place.rank(pool.wrong_patches[0], right, pool.wrong_patches[1])
         judged = await place.evaluator().evaluate(place.proposal(right))
     assert (first.seat, first.passed_gates, first.level) == (
         "agent-dev-002",

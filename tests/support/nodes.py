@@ -31,25 +31,25 @@ class NearbyNodes:
         served: the nodes by name.
         calls: how often each method was called.
         packed: how often each folder was packed.
-        lost: nodes whose calls fail.
+        lost_nodes: nodes whose calls fail.
         frozen: nodes whose calls are never answered.
     """
 
     served: dict[str, NodeSandboxes] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)
     packed: Counter[str] = field(default_factory=Counter)
-    lost: set[str] = field(default_factory=set)
+    lost_nodes: set[str] = field(default_factory=set)
     frozen: set[str] = field(default_factory=set)
     nodes: Nodes = field(init=False)
 
     async def list_nodes(self) -> Mapping[str, Any]:
         """Return the nodes by name."""
-        return {name: name for name in self.served if name not in self.lost}
+        return {name: name for name in self.served if name not in self.lost_nodes}
 
     async def call(self, node: Any, method: str, *arguments: Any) -> Any:
         """Call a method; everything is pickled on its way."""
         self.calls[method] += 1
-        if node in self.lost:
+        if node in self.lost_nodes:
             raise WorkspaceFailed("it is gone")
         if node in self.frozen:
             await asyncio.Event().wait()

@@ -214,5 +214,5 @@ async def test_two_concurrent_callers_share_one_run_and_it_survives_a_cancelled_
     )
     await asyncio.sleep(0.5)
     cancelled.cancel()
-    later = await app.execute(opened, "e-2", spin, limits=pb.Limits(timeout_ms=3000))
-    assert later.status == "timeout"
+    later_response = await app.execute(opened, "e-2", spin, limits=pb.Limits(timeout_ms=3000))
+    assert later_response.status == "timeout"

@@ -63,8 +63,8 @@ async def app() -> AsyncIterator[SignedIn]:
 
 
 async def test_a_question_and_a_follow_up_form_a_conversation(app: SignedIn) -> None:
-    shown = await app.browser.get("/ask")
-    assert (shown.status, "Nothing yet." in shown.text) == (200, True)
+    empty_page = await app.browser.get("/ask")
+    assert (empty_page.status, "Nothing yet." in empty_page.text) == (200, True)
     response = await app.browser.send(
         "/ask", form=app.form, key="first", question="What does add do?", role="qa"
     )

@@ -143,8 +143,8 @@ async def test_a_column_shows_the_latest_cards_and_a_link_to_older_ones(browser:
     _, older_page = await fetch(browser, f"/?{query}")
     assert cards_of(older_page) == ids[3:0:-1]
     assert b"Newest first" in older_page
-    for wrong in ("column=nowhere", "column=backlog&before=x", "after=1e3"):
-        assert (await fetch(browser, f"/cards?{wrong}"))[0].status == 400
+    for invalid_query in ("column=nowhere", "column=backlog&before=x", "after=1e3"):
+        assert (await fetch(browser, f"/cards?{invalid_query}"))[0].status == 400
 
 
 async def test_a_change_names_cards_that_no_longer_match(browser: Browser) -> None:

@@ -254,9 +254,11 @@ async def test_a_large_diff_is_sent_to_the_browser_in_limited_parts(app: App) ->
     result = Result(1, SEAT, "dev", 0.5, (), passed_gates=True, proven=True, diff=diff)
     outcome = Outcome(TASK, DeliberationStatus.COMPLETED, role="dev", results=(result,))
     await app.bus.put(TASK, dump(outcome))
-    shown = await app.read_page()
-    assert shown.count("<code>+x</code>") == MAX_DIFF_LINES - 1, "the first line is that of a hunk"
-    assert f"Show the next {MAX_DIFF_LINES} of 9,001 lines" in shown
+    council_page = await app.read_page()
+    assert council_page.count("<code>+x</code>") == MAX_DIFF_LINES - 1, (
+        "the first line is that of a hunk"
+    )
+    assert f"Show the next {MAX_DIFF_LINES} of 9,001 lines" in council_page
     part = (await app.browser.get(f"/councils/{TASK}/lines?rank=1&file=1&from=8801")).text
     assert (part.count("<code>+x</code>"), "Show" in part) == (200, False)
     page = (await app.browser.get(f"/councils/{TASK}?rank=1&file=1&from=8801")).text

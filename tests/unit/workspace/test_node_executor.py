@@ -77,9 +77,9 @@ async def failure_of(app: Local, harm: Callable[[str], None]) -> str:
 async def test_a_lost_node_fails_its_workspaces_and_another_takes_new_ones(
     app: Local,
 ) -> None:
-    lost_workspaces = cluster_of(app).lost
-    assert "is lost: it is gone" in await failure_of(app, lost_workspaces.add)
-    (name,) = lost_workspaces
+    lost_nodes = cluster_of(app).lost_nodes
+    assert "is lost: it is gone" in await failure_of(app, lost_nodes.add)
+    (name,) = lost_nodes
     prepared = await app.prepared(SLEEP)
     async with app.workspaces.open(prepared, "again") as workspace:
         assert open_on(app)["node-1" if name == "node-0" else "node-0"] == 1
@@ -112,7 +112,7 @@ async def test_a_restarted_node_has_none_of_its_workspaces(app: Local, tmp_path:
 async def test_time_spent_waiting_for_a_core_of_the_node_does_not_count(app: Local) -> None:
     prepared = await app.prepared({**SLEEP, "nap": python("import time; time.sleep(4)")})
     await wait_for_nodes(app)
-    cluster_of(app).lost.add("node-1")
+    cluster_of(app).lost_nodes.add("node-1")
     async with (
         app.workspaces.open(prepared, "one") as first_workspace,
         app.workspaces.open(prepared, "two") as second_workspace,

@@ -253,15 +253,15 @@ async def test_a_pod_that_ends_while_its_files_are_fetched_is_reported_with_the_
 async def test_fetching_files_from_a_pod_can_be_cancelled(
     pods: LyingPods, box: JobExecutor, tmp_path: Path
 ) -> None:
-    asked = asyncio.Event()
+    is_requested = asyncio.Event()
 
     def answer(_request: Document) -> Document:
-        asked.set()
+        is_requested.set()
         return some_of_a_tree(tmp_path / "base")
 
     pods.answers["pack"] = answer
     taking = asyncio.create_task(box.fetch_setup_output())
-    await asked.wait()
+    await is_requested.wait()
     taking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await taking
