@@ -34,10 +34,10 @@ _RAY = {
 
 def missing() -> str:
     """Return what such machines would need and lack, '' if nothing."""
-    if lacking := [
+    if missing_programs := [
         name for name in ("ip", "unshare", "nsenter", "mount") if shutil.which(name) is None
     ]:
-        return f"the programs {', '.join(lacking)} (iproute2, util-linux)"
+        return f"the programs {', '.join(missing_programs)} (iproute2, util-linux)"
     if os.geteuid():
         return "root"
     devices = [

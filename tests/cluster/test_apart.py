@@ -66,8 +66,8 @@ async def folder() -> AsyncIterator[Path]:
 async def test_work_continues_on_hosts_without_a_shared_disk_after_one_is_killed(
     folder: Path,
 ) -> None:
-    if lacking := simulated_machines.missing():
-        pytest.skip(f"simulated machines are unavailable here; missing: {lacking}")
+    if missing := simulated_machines.missing():
+        pytest.skip(f"simulated machines are unavailable here; missing: {missing}")
     repo, other_repo = make_repo(folder / "repo", FILES), make_repo(folder / "other", FILES)
 
     async def slowly(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:

@@ -118,14 +118,14 @@ class Command:
             name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")
         }
         # Remove the settings of whoever runs the tests.
-        ours = {
+        own_variables = {
             "MOOTHALL_DATA_DIR": str(self.data_dir),
             "MOOTHALL_LLM__MODEL": "",
             "XDG_CONFIG_HOME": str(self.data_dir / "config"),
         }
         if self.model_url:
-            ours["MOOTHALL_LLM__BASE_URL"] = self.model_url
-        return inherited | ours | self.extra
+            own_variables["MOOTHALL_LLM__BASE_URL"] = self.model_url
+        return inherited | own_variables | self.extra
 
     async def start(
         self, *args: str, cwd: Path | None = None, stdout: int = asyncio.subprocess.PIPE

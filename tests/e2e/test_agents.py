@@ -247,13 +247,13 @@ async def test_an_agent_paused_from_another_shell_stays_paused_after_a_kill_and_
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
     called = asyncio.Event()
-    let = asyncio.Event()
+    released = asyncio.Event()
 
     async def slowly(body: dict[str, Any], headers: Mapping[str, str]) -> str:
         """Make a first turn that changes nothing and waits for a signal, then do the work."""
         if not called.is_set():
             called.set()
-            await let.wait()
+            await released.wait()
             return turn("files.list")
         return work(body, headers)
 
@@ -275,7 +275,7 @@ async def test_an_agent_paused_from_another_shell_stays_paused_after_a_kill_and_
         paused = await command("agents", "pause", "build")
         assert (paused.code, paused.out.split(": ")[1]) == (0, "paused\n"), paused.err
         assert "was paused already" in (await command("agents", "pause", "build")).out
-        let.set()
+        released.set()
         first.kill()
         await first.wait()
         calls = len(model.requests)
@@ -303,12 +303,12 @@ async def test_an_agent_stopped_from_another_shell_ends_and_is_not_restarted(
     await make_sample_repository(repo)
     called = asyncio.Event()
 
-    async def never(*_: Any) -> str:
+    async def wait_forever(*_: Any) -> str:
         called.set()
         await asyncio.Event().wait()
         return ""
 
-    async with scripted_model(answer_turns_with(never)) as model:
+    async with scripted_model(answer_turns_with(wait_forever)) as model:
         command = Command(tmp_path / "data", model.base_url, QUICK)
         first = await command.start(
             "agents", "run", str(EXAMPLES / "refactoring.yaml"), "--repo", str(repo), "--json"

@@ -55,9 +55,9 @@ async def test_restored_data_equals_the_backup(
         ("list", "--json"),
         ("diff", task),
     ):
-        was, restored = await source(*command_line), await target(*command_line)
-        assert restored.code == was.code == 0, restored.err
-        assert restored.out == was.out, command_line
+        original, restored = await source(*command_line), await target(*command_line)
+        assert restored.code == original.code == 0, restored.err
+        assert restored.out == original.out, command_line
     audit = await target("audit", "verify")
     assert audit.out.strip().endswith("whole"), audit.out
     new_task = await target(*arguments, "Add hello_world() once more")

@@ -128,12 +128,12 @@ async def test_processes_left_by_a_killed_server_are_ended_by_the_next(
     server.kill()
     await asyncio.gather(server.wait(), client.communicate())
     async with run_server(command):
-        ours = [
+        not_of_ray = [
             process
             for process in children
             if "ray::" not in command_line(process) or "ray::Host" in command_line(process)
         ]
-        assert await all_gone(ours, 10) == []
+        assert await all_gone(not_of_ray, 10) == []
         assert await all_gone(children, 150) == []  # Ray's two agents, as above
 
 

@@ -241,7 +241,7 @@ async def test_a_pod_lost_during_a_check_is_reported_with_the_reason(app: Local)
         checking = asyncio.create_task(workspace.check("run"))
         await asyncio.sleep(0.5)
         (name,) = app.pods.pods
-        app.pods.say(name, "its pod was ended: Evicted: low on ephemeral-storage")
+        app.pods.set_status(name, "its pod was ended: Evicted: low on ephemeral-storage")
         with pytest.raises(WorkspaceFailed, match="Evicted: low on ephemeral-storage"):
             await checking
     assert app.pods.pods == ()

@@ -56,7 +56,7 @@ async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 240) 
 async def wait_for_state(user: Reader, state: str, button: str = "") -> None:
     """Wait until a story is in a state, and until its buttons are enabled."""
 
-    async def so() -> bool:
+    async def has_state() -> bool:
         await user.page.reload()
         current = (await user.page.inner_text("strong.state")).lower()
         return current == state and (
@@ -64,7 +64,7 @@ async def wait_for_state(user: Reader, state: str, button: str = "") -> None:
         )
 
     try:
-        await until(so)
+        await until(has_state)
     except TimeoutError:
         raise AssertionError(
             f"the story never reached {state!r} with {button!r}:\n{await user.text()}"

@@ -43,10 +43,10 @@ async def test_a_story_goes_from_sign_in_to_the_commit(
         text = await user.text()
         assert "Passed the acceptance checks" in text
         assert "hello_world" in text
-        was = user.page.locator(".line.was").first
-        await expect(was).to_be_visible()  # old and new values are side by side
+        old_line = user.page.locator(".line.was").first
+        await expect(old_line).to_be_visible()  # old and new values are side by side
         await user.page.set_viewport_size({"width": 390, "height": 844})
-        await expect(was).to_be_hidden()
+        await expect(old_line).to_be_hidden()
         await user.page.set_viewport_size({"width": 1440, "height": 900})
         await user.page.get_by_role("link", name="Comment on line 4 of src/utils.py").click()
         await user.page.get_by_label("Requested change to this line").fill("Say it in French.")

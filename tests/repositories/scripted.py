@@ -87,7 +87,7 @@ class Player:
     def answer(self) -> Answer:
         """Return the server's reply."""
 
-        def say(_body: dict[str, Any], headers: Headers) -> str:
+        def reply(_body: dict[str, Any], headers: Headers) -> str:
             task_id, seat, phase = (
                 call_id_of(headers).split("/")[0],
                 seat_of(headers),
@@ -116,7 +116,7 @@ class Player:
             )
             return json.dumps({"thought": "mend it", "actions": actions})
 
-        return say
+        return reply
 
 
 def _draw(*parts: str) -> float:

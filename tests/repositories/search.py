@@ -79,7 +79,7 @@ async def search(settings: Settings, folder: Path, seed: str) -> Found:
             tried += 1
             if failed and (
                 not chosen
-                or (_apart(fault, chosen[0][0]) and not _breaks_all(failed, chosen[0][1]))
+                or (_are_apart(fault, chosen[0][0]) and not _breaks_all(failed, chosen[0][1]))
             ):
                 chosen.append((fault, failed))
             if len(chosen) == 2:
@@ -158,7 +158,7 @@ async def _announce(
         yield fault, _broken_cases(fast_runs, runs_after)
 
 
-def _apart(first: Fault, second: Fault) -> bool:
+def _are_apart(first: Fault, second: Fault) -> bool:
     return first.path != second.path or first.end <= second.start or second.end <= first.start
 
 

@@ -74,7 +74,7 @@ def best_pair(tasks: Sequence[tuple[str, Solved]], prices: Mapping[str, float]) 
 def measure(seed: int, count: int, special: float) -> dict[str, tuple[float, float]]:
     """Return the share of solved tasks and the mean cost of three ways to choose."""
     prices, tasks = make_world(seed, count, special)
-    past = [
+    past_tasks = [
         PastTask(
             TaskKind("r", kind, "", "short"),
             tuple(
@@ -88,8 +88,8 @@ def measure(seed: int, count: int, special: float) -> dict[str, tuple[float, flo
     sums = {"auto": [0.0, 0.0], "fixed": [0.0, 0.0], "afterwards": [0.0, 0.0]}
     for index, (_, solved) in enumerate(tasks):
         other_tasks = [*tasks[:index], *tasks[index + 1 :]]
-        other_past = [*past[:index], *past[index + 1 :]]
-        choice = choose_models(past[index].kind, other_past, NAMES, 2, Budget())
+        other_past = [*past_tasks[:index], *past_tasks[index + 1 :]]
+        choice = choose_models(past_tasks[index].kind, other_past, NAMES, 2, Budget())
         chosen = {
             "auto": choice.models,
             "fixed": best_pair(other_tasks, prices),

@@ -14,7 +14,7 @@ PLAIN = {"type": "object", "properties": {}}
 TOOL = {"name": "honest", "description": "does nothing", "inputSchema": PLAIN}
 
 
-def say(number: object, **result: Any) -> None:
+def send(number: object, **result: Any) -> None:
     sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": number, **result}) + "\n")
     sys.stdout.flush()
 
@@ -67,7 +67,7 @@ def main() -> None:
             if behaviour == "nonsense":
                 sys.stdout.write("\x1b]0;pwned\x07 I am a shell prompt $\n{\n[[[[\n")
             version = message["params"]["protocolVersion"]
-            say(
+            send(
                 number,
                 result={
                     "protocolVersion": version,
@@ -77,13 +77,13 @@ def main() -> None:
             )
         elif method == "tools/list":
             if behaviour == "endless":
-                say(number, result={"tools": [TOOL], "nextCursor": "more"})
+                send(number, result={"tools": [TOOL], "nextCursor": "more"})
                 continue
-            say(number, result={"tools": list_tools(behaviour, count)})
+            send(number, result={"tools": list_tools(behaviour, count)})
         elif method == "tools/call":
             answer(behaviour, number)
         elif number is not None:
-            say(number, error={"code": -32601, "message": "no such method"})
+            send(number, error={"code": -32601, "message": "no such method"})
 
 
 def answer(behaviour: str, number: object) -> None:
@@ -97,7 +97,7 @@ def answer(behaviour: str, number: object) -> None:
             sys.stdout.flush()
             time.sleep(3600)
         case "shapeless":
-            say(number, result={"content": "not a list", "isError": 7})
+            send(number, result={"content": "not a list", "isError": 7})
         case "asking":
             sys.stdout.write(
                 json.dumps(
@@ -112,7 +112,7 @@ def answer(behaviour: str, number: object) -> None:
             )
             sys.stdout.flush()
             refused = json.loads(sys.stdin.readline())
-            say(
+            send(
                 number,
                 result={"content": [{"type": "text", "text": f"refused: {'error' in refused}"}]},
             )
@@ -121,12 +121,12 @@ def answer(behaviour: str, number: object) -> None:
                 {"type": "image", "data": "aGk=", "mimeType": "image/png"},
                 {"type": "text", "text": "a\u202eb\u200bc\x1b[2J\nd"},
             ]
-            say(number, result={"content": blocks})
+            send(number, result={"content": blocks})
         case "between" | "within":
-            say(number, result={"content": [{"type": "text", "text": "did nothing"}]})
+            send(number, result={"content": [{"type": "text", "text": "did nothing"}]})
             flood_later(12_000_000 if behaviour == "between" else 60_000)
         case _:
-            say(number, result={"content": [{"type": "text", "text": "did nothing"}]})
+            send(number, result={"content": [{"type": "text", "text": "did nothing"}]})
 
 
 main()

@@ -85,7 +85,7 @@ class NearbyPods(Cluster):
         self.labelled[name] = dict(manifest["metadata"]["labels"])
         self._failures[name] = asyncio.get_running_loop().create_future()
         if self.refusal:
-            self.say(name, self.refusal)
+            self.set_status(name, self.refusal)
             return
         folder = self._folder / name
         if not (code := self._folder / "code").is_dir():
@@ -181,7 +181,7 @@ class NearbyPods(Cluster):
         if (future := self._failures.pop(name, None)) is not None and not future.done():
             future.cancel()
 
-    def say(self, name: str, status: str) -> None:
+    def set_status(self, name: str, status: str) -> None:
         """Set the status of a pod."""
         with suppress(KeyError):
             self._failures[name].set_result(status)

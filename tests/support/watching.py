@@ -81,8 +81,8 @@ def perfect_prefill(prompts: Sequence[Sequence[int]], block: int) -> int:
 
 def in_common(prompts: Sequence[Sequence[int]]) -> int:
     """Return the number of tokens in the common prefix of all prompts."""
-    together = zip(*prompts, strict=False)
+    columns = zip(*prompts, strict=False)
     return next(
-        (place for place, tokens in enumerate(together) if len(set(tokens)) > 1),
+        (place for place, tokens in enumerate(columns) if len(set(tokens)) > 1),
         min(map(len, prompts)),
     )

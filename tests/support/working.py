@@ -113,7 +113,7 @@ class App:
         """Return the current story."""
         return await self.board.card(self.story_id, LOCAL)
 
-    async def stands(self, state: str, *facts: str) -> None:
+    async def wait_until(self, state: str, *facts: str) -> None:
         """Wait until the story is in a state with these facts."""
 
         async def has_state() -> bool:
@@ -134,11 +134,11 @@ class App:
     async def to_test(self) -> str:
         """Move the story from backlog to test, and return the id of its task."""
         await self.move("refine", "submit")
-        await self.stands("design", "planned")
+        await self.wait_until("design", "planned")
         await self.move("accept_design")
         task = await self.wait_for_request(1)
         await self.deliberations.decide(proven_outcome(task.task_id, A))
-        await self.stands("test")
+        await self.wait_until("test")
         return task.task_id
 
     async def move(self, *events: str, comment: str = "") -> None:

@@ -159,7 +159,7 @@ async def test_a_hostile_agent_ends_with_a_reason(tmp_path: Path) -> None:
 async def test_a_cancelled_agent_leaves_no_process(tmp_path: Path) -> None:
     started = asyncio.Event()
 
-    async def never(question: ModelQuestion) -> ChatReply:
+    async def wait_forever(question: ModelQuestion) -> ChatReply:
         started.set()
         await asyncio.Event().wait()
         raise AssertionError
@@ -169,7 +169,7 @@ async def test_a_cancelled_agent_leaves_no_process(tmp_path: Path) -> None:
         app.workspaces.open(await app.prepared(), "one") as workspace,
     ):
         processes_before = (await app.call(workspace, "system.processes")).output["processes"]
-        work = asyncio.create_task(run_harness(workspace, harness(*python(AGENT)), never))
+        work = asyncio.create_task(run_harness(workspace, harness(*python(AGENT)), wait_forever))
         async with asyncio.timeout(60):
             await started.wait()
         work.cancel()

@@ -245,9 +245,9 @@ async def test_container_limits_are_enforced_and_named(
 async def test_a_workspace_sees_only_its_own_containers(
     host: str, root: Path, docker_workspace: DockerWorkspace
 ) -> None:
-    mine = (await docker_workspace.run("/bin/busybox", "sleep", "1000", detach=True)).output[
-        "container"
-    ]
+    own_container = (
+        await docker_workspace.run("/bin/busybox", "sleep", "1000", detach=True)
+    ).output["container"]
     for stranger, tenant in (
         (DockerWorkspace(root, host, "ws-2"), "local"),
         (DockerWorkspace(root, host, "ws-1"), "acme"),
@@ -260,7 +260,7 @@ async def test_a_workspace_sees_only_its_own_containers(
             ("exec", {"command": ["/bin/busybox", "id"]}),
         ]
         for tool, arguments in tries:
-            refused = await stranger.ask(tool, tenant, container=mine, **arguments)
+            refused = await stranger.ask(tool, tenant, container=own_container, **arguments)
             assert (refused.status, "has no container" in refused.error) == (ToolStatus.ERROR, True)
         image = await stranger.ask("run", tenant, image="app")
         assert (image.status, "docker.images" in image.error) == (ToolStatus.BLOCKED, True)

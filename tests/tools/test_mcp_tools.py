@@ -136,10 +136,10 @@ async def test_failures_hangs_and_deaths_are_described_in_words(
         assert (await mcp.call("mcp.notes.about")).status is ToolStatus.SUCCESS, (
             "its other tools are available"
         )
-    soon = settings_with(
+    short_timeout = settings_with(
         tmp_path, tools, {"notes": hostile(tools, "silent", files=files)}, mcp={"seconds": 4}
     )
-    async with open_mcp_workspace(soon, tmp_path / "again") as mcp:
+    async with open_mcp_workspace(short_timeout, tmp_path / "again") as mcp:
         late = await mcp.call("mcp.notes.honest")
         assert (late.status, "no complete answer within 4 seconds" in late.error) == (
             ToolStatus.TIMEOUT,

@@ -185,12 +185,12 @@ async def test_redis_works_for_a_read_only_user(
 ) -> None:
     rules = f"reader on >{PASSWORD} ~* +@read -@dangerous +command +select"
     await filled.execute_command("ACL", "SETUSER", *rules.split())  # type: ignore[no-untyped-call]  # redis-py
-    mine = redis_url.replace("/0", "/1").replace(
+    reader_url = redis_url.replace("/0", "/1").replace(
         urlsplit(redis_url).netloc.rpartition("@")[0], f"reader:{PASSWORD}"
     )
-    result = await ask("db.redis", reds(mine), command="DBSIZE")
+    result = await ask("db.redis", reds(reader_url), command="DBSIZE")
     assert (result.status, result.output.get("reply")) == (ToolStatus.SUCCESS, 0), result.error
-    refused = await ask("db.redis", reds(mine, write=True), command="SET", args=["a", "2"])
+    refused = await ask("db.redis", reds(reader_url, write=True), command="SET", args=["a", "2"])
     assert (refused.status, "NOPERM" in refused.error or "permissions" in refused.error) == (
         ToolStatus.BLOCKED,
         True,

@@ -100,8 +100,8 @@ def test_a_missing_isolation_layer_is_named_and_stops_the_start(tmp_path: Path, 
     findings = doctor((layer,), tmp_path)
     assert (findings[layer]["ok"], bool(findings[layer]["mend"])) == (False, True)
     # The executor is spared by such a filter.
-    alike = {layer, "executor"} if layer == "seccomp" else {layer}
-    assert {name for name, part in findings.items() if not part["ok"]} == alike
+    expected_failures = {layer, "executor"} if layer == "seccomp" else {layer}
+    assert {name for name, part in findings.items() if not part["ok"]} == expected_failures
 
 
 @pytest.mark.parametrize(

@@ -143,10 +143,10 @@ async def test_limits_of_the_request_are_enforced(app: ToolServer) -> None:
     )
     assert large.status == "memory"
     calling = "for _ in range(9):\n    ws.read('src/a.py')"
-    often = await app.execute(
+    calling_thrice = await app.execute(
         opened, "e-3", calling, tools=["files.read"], limits=pb.Limits(max_tool_calls=2)
     )
-    assert (often.status, often.tool_call_count) == ("budget_exceeded", 2)
+    assert (calling_thrice.status, calling_thrice.tool_call_count) == ("budget_exceeded", 2)
 
 
 @pytest.mark.parametrize(

@@ -101,8 +101,8 @@ async def test_a_workspace_reaches_the_bus_and_nothing_else(
     with enforce_policies(api, Home.of_user(), *HELD):
         await asyncio.sleep(1)
         for target, (host, port) in listeners.items():
-            through = await reaches("held", probes["held"], host, port)
-            assert through == (target == "the bus"), target
+            is_reached = await reaches("held", probes["held"], host, port)
+            assert is_reached == (target == "the bus"), target
         for target in OF_NODES:
             assert await reaches("free", probes["free"], *listeners[target]), (
                 f"{target}: refused for every pod"

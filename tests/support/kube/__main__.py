@@ -19,7 +19,7 @@ _BEGAN = time.monotonic()
 _CONTROLLERS = ("kube-controller-manager", "kube-scheduler", "kube-proxy")
 
 
-def say(text: str) -> None:
+def report(text: str) -> None:
     """Report progress."""
     sys.stderr.write(f"[cluster {time.monotonic() - _BEGAN:5.0f} s] {text}\n")
     sys.stderr.flush()
@@ -29,23 +29,23 @@ def up(home: Home, count: int) -> None:
     """Start a cluster of this many nodes, or the missing parts of one. Raises `Missing`."""
     # Its etcd and images exist only as far as they were written.
     if home.run.exists() and not nodes(home):
-        say("the machine went down with its cluster: removing the remains")
+        report("the machine went down with its cluster: removing the remains")
         _forget(home)
-    programs.install(say)
-    programs.build(home, say)
-    archive.make(home, say)
+    programs.install(report)
+    programs.build(home, report)
+    archive.make(home, report)
     _make_keys(home, count)
     members = [Node(home, number) for number in range(1, count + 1)]
     for node in members:
         node.start()
     _control(members[0])
-    say("control plane answers")
+    report("control plane answers")
     for node in members:
         node.serve()
-        node.give_images(say, archive.NEEDED)
+        node.give_images(report, archive.NEEDED)
     for node in members:
         wait(90, f"{node.name} registers", lambda name=node.name: _ready(home, name))  # type: ignore[misc]  # bound at once
-        say(f"{node.name} is ready")
+        report(f"{node.name} is ready")
     names = (
         (Path(__file__).parent / "coredns.yaml")
         .read_text(encoding="utf-8")
@@ -53,7 +53,7 @@ def up(home: Home, count: int) -> None:
     )
     kubectl(home, "apply", "-f", "-", stdin=names)
     kubectl(home, "-n", "kube-system", "rollout", "status", "deploy/coredns", "--timeout=120s")
-    say("DNS answers; the cluster is up")
+    report("DNS answers; the cluster is up")
 
 
 def _make_keys(home: Home, count: int) -> None:
@@ -204,7 +204,7 @@ def down(home: Home) -> None:
         with suppress(OSError):
             folder.rmdir()
     _forget(home)
-    say("the cluster is down")
+    report("the cluster is down")
 
 
 def _forget(home: Home) -> None:
@@ -241,7 +241,7 @@ def main() -> None:
                 down(home)
             case "images":
                 with ThreadPoolExecutor() as side_by_side:
-                    list(side_by_side.map(lambda node: node.give_images(say), nodes(home)))
+                    list(side_by_side.map(lambda node: node.give_images(report), nodes(home)))
             case "kill":
                 Node(home, arguments.node).kill()
             case "env":

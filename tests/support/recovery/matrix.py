@@ -84,7 +84,7 @@ class Matrix:
         result = await test_lane.run(plan)
         self.report.results.append(result)
         problems = self.report.problems(result)
-        say(
+        print_progress(
             f"[{len(self.report.results):3}/{self.total}] "
             f"{time.monotonic() - self.report.began:4.0f} s  {plan.blow}: "
             f"{'; '.join(problems) or 'the same end'} ({result.seconds:.1f} s, "
@@ -156,7 +156,7 @@ def stops(boundaries: Sequence[Plan], kind: Kind) -> list[Plan]:
     return plans
 
 
-def say(text: str) -> None:
+def print_progress(text: str) -> None:
     """Print progress."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
@@ -166,12 +166,12 @@ async def run_matrix(options: argparse.Namespace, folder: Path) -> bool:
     """Run what the options select and report the result."""
     matrix = Matrix(folder)
     boundaries = await matrix.references()
-    say(
+    print_progress(
         f"{len(boundaries)} boundaries of "
         f"{len({plan.blow.type for plan in boundaries if plan.blow})} event types; without: "
     )
     for kind, reason in NOT_SCRIPTED.items():
-        say(f"  {kind.removeprefix('moothall.')}: {reason}")
+        print_progress(f"  {kind.removeprefix('moothall.')}: {reason}")
     if options.types:
         boundaries = [
             plan
@@ -185,7 +185,7 @@ async def run_matrix(options: argparse.Namespace, folder: Path) -> bool:
         group.create_task(matrix.run(killed, options.lanes))
     report = matrix.report
     text = f"{report.table(boundaries)}\n\n{report.summary()}"
-    say(f"\n{text}")
+    print_progress(f"\n{text}")
     if options.report:
         await asyncio.to_thread(options.report.write_text, f"{text}\n", encoding="utf-8")
     return report.fine
@@ -225,7 +225,7 @@ def main() -> int:
         if fine:
             shutil.rmtree(folder)
         else:
-            say(f"files and logs of the lanes: {folder}")
+            print_progress(f"files and logs of the lanes: {folder}")
     return 0 if fine else 1
 
 

@@ -78,8 +78,8 @@ def test_a_tokens_file_names_principals_and_their_tenants(tmp_path: Path) -> Non
     path = tokens_file(tmp_path, ALICE + BOB)
     alice, bob = Principal("alice", "team-a"), Principal("bob", "team-b")
     expected = {"alices-token-0123456789": alice, "bobs-token-0123456789": bob}
-    everywhere = config.GrpcSettings(host="0.0.0.0", tokens_file=path)  # noqa: S104 - only read here
-    assert read_tokens(everywhere, tmp_path) == expected
+    public_settings = config.GrpcSettings(host="0.0.0.0", tokens_file=path)  # noqa: S104 - only read here
+    assert read_tokens(public_settings, tmp_path) == expected
     assert read_tokens(
         config.GrpcSettings(token=SecretStr("mine"), tokens_file=path), tmp_path
     ) == expected | {"mine": LOCAL}

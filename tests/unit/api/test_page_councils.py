@@ -47,7 +47,7 @@ class App:
     browser: Browser
     bus: MemoryBus
 
-    async def say(self, kind: EventType, **data: Any) -> None:
+    async def publish(self, kind: EventType, **data: Any) -> None:
         count = self.bus.__dict__.setdefault("published", [])
         count.append(kind)
         await self.bus.publish(
@@ -81,9 +81,9 @@ async def test_a_running_council_has_a_lane_per_seat(app: App) -> None:
     page = await app.read_page()
     assert "asked for" in page
     assert page.count("Waiting") == 2
-    await app.say(EventType.DELIBERATION_STARTED)
-    await app.say(EventType.SEAT_STARTED, approach=HOSTILE)
-    await app.say(
+    await app.publish(EventType.DELIBERATION_STARTED)
+    await app.publish(EventType.SEAT_STARTED, approach=HOSTILE)
+    await app.publish(
         EventType.MODEL_CALLED,
         call_id="c",
         phase="propose",
@@ -91,7 +91,7 @@ async def test_a_running_council_has_a_lane_per_seat(app: App) -> None:
         answer="{}",
     )
     operations = [{"tool": HOSTILE, "status": "success"}]
-    await app.say(
+    await app.publish(
         EventType.SEAT_TURN,
         turn=1,
         operations=operations,
@@ -114,7 +114,7 @@ async def test_its_events_are_sent_at_once(app: App) -> None:
         app.browser.http.get(f"{app.browser.url}/councils/{TASK}/changes") as stream,
     ):
         assert (await stream.content.readline()).startswith(b":")
-        await app.say(EventType.DELIBERATION_STARTED)
+        await app.publish(EventType.DELIBERATION_STARTED)
         while not (line := await stream.content.readline()).startswith(b"data:"):
             assert not line.strip() or line.startswith((b":", b"id:"))
 
@@ -187,10 +187,10 @@ async def test_an_ended_council_shows_the_ranking_with_evidence_and_failed_seats
         error_message="nobody passed",
         duration_ms=65_000,
     )
-    await app.say(EventType.SEAT_STARTED)
-    await app.say(EventType.SEAT_FAILED, error={"code": "OUT_OF_TURNS", "message": HOSTILE})
+    await app.publish(EventType.SEAT_STARTED)
+    await app.publish(EventType.SEAT_FAILED, error={"code": "OUT_OF_TURNS", "message": HOSTILE})
     await app.bus.put(TASK, dump(outcome))
-    await app.say(EventType.DELIBERATION_DECIDED, **dump(outcome))
+    await app.publish(EventType.DELIBERATION_DECIDED, **dump(outcome))
     page = await app.read_page()
     assert page.count(SHOWN) == 4
     for words in (
@@ -339,7 +339,7 @@ async def test_a_running_council_is_cancelled_by_a_user_with_a_role(app: App) ->
 
 
 async def test_a_council_is_paused_and_resumed_by_a_button(app: App) -> None:
-    await app.say(EventType.SEAT_STARTED, approach="")
+    await app.publish(EventType.SEAT_STARTED, approach="")
     form = form_of(await app.read_page())
     path = f"/councils/{TASK}/pause"
     assert (await app.browser.send(path, form="other", paused="true")).status == 403
@@ -367,7 +367,7 @@ async def test_an_agents_description_of_itself_is_shown(app: App) -> None:
         "cpu_ms": 61_000,
         "max_rss_bytes": 42_000_000,
     }
-    await app.say(
+    await app.publish(
         EventType.AGENT_PROGRESS,
         agent_id=TASK,
         agent="greeting",
@@ -380,7 +380,7 @@ async def test_an_agents_description_of_itself_is_shown(app: App) -> None:
     assert "<dt>Checks passed</dt><dd>1 of 2</dd>" in page
     assert "<dd>42 MB</dd>" in page
     assert "greeting is at 50% of its way" in page
-    await app.say(
+    await app.publish(
         EventType.AGENT_PROGRESS,
         agent_id=TASK,
         progress="<b>",
@@ -406,13 +406,13 @@ async def test_seats_are_steered_and_the_receivers_are_shown(app: App) -> None:
     page = await app.read_page()
     assert "not received yet" in page
     assert f"<strong>{LOCAL.name}</strong>: {SHOWN}" in page
-    await app.say(
+    await app.publish(
         EventType.MODEL_CALLED, call_id="c", phase="propose", usage={}, answer="{}", told=[event.id]
     )
     assert f"received by {SEAT}" in await app.read_page()
     outcome = Outcome(TASK, DeliberationStatus.COMPLETED)
     await app.bus.put(TASK, dump(outcome))
-    await app.say(EventType.DELIBERATION_DECIDED, **dump(outcome))
+    await app.publish(EventType.DELIBERATION_DECIDED, **dump(outcome))
     assert "Message to the seats" not in await app.read_page()
     response = await app.browser.send(path, form=form, key="l", message="too late")
     assert (response.status, "has ended" in response.text) == (400, True)
@@ -562,14 +562,14 @@ def test_times_are_shown_in_words() -> None:
 
 
 async def test_refused_tool_calls_are_listed_with_their_reasons(app: App) -> None:
-    await app.say(EventType.SEAT_STARTED)
+    await app.publish(EventType.SEAT_STARTED)
     assert "Refused tool calls" not in await app.read_page(), "no call was refused"
     refused = [
         {"tool": "web.get", "status": "blocked", "reason": "the policy denies it"},
         {"tool": "db.write", "status": "parked", "reason": f"the role dev may not {HOSTILE}"},
         "malformed",
     ]
-    await app.say(EventType.SEAT_TURN, operations=[], refused_calls=refused)
+    await app.publish(EventType.SEAT_TURN, operations=[], refused_calls=refused)
     page = await app.read_page()
     assert re.findall(r"<li><code>(.*?)</code> <strong class=\"lost\">(\w+)", page)[:2] == [
         ("web.get", "blocked"),
@@ -581,7 +581,7 @@ async def test_refused_tool_calls_are_listed_with_their_reasons(app: App) -> Non
 
 
 async def test_a_step_has_its_prompt_reply_and_tool_output(app: App) -> None:
-    await app.say(EventType.SEAT_STARTED)
+    await app.publish(EventType.SEAT_STARTED)
     prompts = Prompts()
     first = (Message("system", "Be brief."), Message("user", f"Say hello. {HOSTILE}"))
     for turn, messages in enumerate(
@@ -595,7 +595,7 @@ async def test_a_step_has_its_prompt_reply_and_tool_output(app: App) -> None:
         ),
         1,
     ):
-        await app.say(
+        await app.publish(
             EventType.MODEL_CALLED,
             call_id=f"{TASK}/{SEAT}/propose/0.{turn}",
             phase="propose",
@@ -605,7 +605,9 @@ async def test_a_step_has_its_prompt_reply_and_tool_output(app: App) -> None:
             calls=[{"name": "code.shell", "arguments": "ls"}],
         )
         await asyncio.sleep(0.06)  # shorter steps of tools are left out
-        await app.say(EventType.SEAT_TURN, operations=[{"tool": "code.shell", "status": "success"}])
+        await app.publish(
+            EventType.SEAT_TURN, operations=[{"tool": "code.shell", "status": "success"}]
+        )
     first_step = await app.browser.get(f"/councils/{TASK}/steps/{SEAT}/0")
     assert first_step.status == 200
     assert SHOWN in first_step.text

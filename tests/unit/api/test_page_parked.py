@@ -97,8 +97,8 @@ async def test_invalid_decisions_and_decisions_of_others_change_nothing(app: App
     assert (await app.browser.send("/system/parked/a1", form="other", do="allow")).status == 403
     assert (await app.browser.send("/system/parked/a1", form=form, do="maybe")).status == 400
     assert (await app.browser.send("/system/parked/nothing", form=form, do="allow")).status == 404
-    mine = await app.browser.sign_in(OTHER)
+    own_form = await app.browser.sign_in(OTHER)
     assert (await app.browser.get("/system/parked")).status == 403
-    assert (await app.browser.send("/system/parked/a1", form=mine, do="allow")).status == 403
+    assert (await app.browser.send("/system/parked/a1", form=own_form, do="allow")).status == 403
     assert "/system/parked" not in (await app.browser.get("/system")).text
     assert [item.id for item in app.parking.list_waiting("local")] == ["a1"]

@@ -248,8 +248,8 @@ async def test_forms_offer_the_repositories_of_the_tenant(app: App) -> None:
 
 def test_excess_neighbours_are_not_drawn_and_the_drawing_stays_in_bounds() -> None:
     neighbours = [
-        Neighbour("Task", str(number), "", "HAS", leads)
-        for leads, count in ((True, 3), (False, 40))
+        Neighbour("Task", str(number), "", "HAS", is_outgoing)
+        for is_outgoing, count in ((True, 3), (False, 40))
         for number in range(count)
     ]
     drawn = draw_around(neighbours)

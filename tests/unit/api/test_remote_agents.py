@@ -241,14 +241,14 @@ async def test_an_oversized_or_unfinished_stream_is_an_invalid_reply(
 
 
 async def test_invalid_usage_figures_of_a_stream_are_ignored(tmp_path: Path) -> None:
-    used: dict[str, Any] = {
+    invalid_usage: dict[str, Any] = {
         "prompt_tokens": float("nan"),
         "completion_tokens": -7,
         "cost_usd": -1,
         "model": 3,
     }
     usage_result = common.ToolResult(
-        tool_id="usage_metrics", output=protobuf.value(used), status=common.STATUS_CODE_OK
+        tool_id="usage_metrics", output=protobuf.value(invalid_usage), status=common.STATUS_CODE_OK
     )
     end = pb.TaskUpdate(state=pb.AGENT_STATE_COMPLETED, message="done")
     async with remote_agents(tmp_path, 1) as app:
@@ -263,7 +263,7 @@ async def test_invalid_usage_figures_of_a_stream_are_ignored(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("metrics", "used"),
+    ("metrics", "expected_usage"),
     [
         (
             {
@@ -289,7 +289,7 @@ async def test_invalid_usage_figures_of_a_stream_are_ignored(tmp_path: Path) -> 
     ],
 )
 async def test_usage_is_read_in_the_formats_of_other_systems_or_is_absent(
-    tmp_path: Path, metrics: dict[str, Any] | None, used: Usage
+    tmp_path: Path, metrics: dict[str, Any] | None, expected_usage: Usage
 ) -> None:
     end = pb.TaskUpdate(state=pb.AGENT_STATE_COMPLETED, message="done", progress=1.0)
     if metrics is not None:
@@ -303,7 +303,7 @@ async def test_usage_is_read_in_the_formats_of_other_systems_or_is_absent(
             replica.stub, pb.TaskUpdate(state=pb.AGENT_STATE_EXECUTING, delta="done"), end
         )
         reply = await app.model.chat(about_text())
-    assert (json.loads(reply.text)["result"], reply.usage) == ("done", used)
+    assert (json.loads(reply.text)["result"], reply.usage) == ("done", expected_usage)
 
 
 async def test_a_failed_stream_is_an_error_even_with_usage(tmp_path: Path) -> None:

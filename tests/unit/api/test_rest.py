@@ -125,9 +125,9 @@ async def test_bodies_must_be_json_within_size_and_depth_limits(web: Web) -> Non
 
 @pytest.mark.parametrize("path", ["/v1/nowhere", "/v1/tools/files.read/x"])
 async def test_an_unknown_path_is_a_problem_document(web: Web, path: str) -> None:
-    nowhere = await web("GET", path)
-    assert problem(nowhere)[:2] == (404, "NOT_FOUND")
-    assert path in nowhere.json["detail"]
+    not_found = await web("GET", path)
+    assert problem(not_found)[:2] == (404, "NOT_FOUND")
+    assert path in not_found.json["detail"]
     refused = await web("PUT", "/v1/workspaces", {})
     assert problem(refused)[:2] == (405, "METHOD_NOT_ALLOWED")
     assert refused.json["detail"] == "/v1/workspaces allows POST, not PUT"

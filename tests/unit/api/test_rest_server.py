@@ -43,7 +43,7 @@ def test_the_uvicorn_internals_in_use_are_unchanged() -> None:
     """A release of uvicorn that changes the internals used by `ClientConnection` and `serve_asgi`
     fails here.
     """
-    theirs = set(dir(HttpToolsProtocol)) | {
+    used_names = set(dir(HttpToolsProtocol)) | {
         "cycle",
         "connections",
         "headers",
@@ -54,8 +54,8 @@ def test_the_uvicorn_internals_in_use_are_unchanged() -> None:
     }
     assert {
         name for name, member in vars(ClientConnection).items() if inspect.isfunction(member)
-    } - theirs == {"_set_timer"}
-    assert {"send_400_response", "shutdown"} <= theirs
+    } - used_names == {"_set_timer"}
+    assert {"send_400_response", "shutdown"} <= used_names
     source = inspect.getsource(HttpToolsProtocol)
     for statement in (
         "self.cycle.response_complete",

@@ -209,8 +209,8 @@ async def test_tasks_are_changed_before_they_start_and_a_late_change_gets_409(
             "plan_id": "plan-0",
             "tasks": (await web("GET", path)).json["tasks"],
         }
-        lacking = problem(await web("PUT", path, plan_change))
-        assert (lacking[0], "no task fulfils criterion 1" in lacking[2]) == (400, True)
+        incomplete = problem(await web("PUT", path, plan_change))
+        assert (incomplete[0], "no task fulfils criterion 1" in incomplete[2]) == (400, True)
         plan_change["tasks"][0] |= {"criteria": [1, 2], "description": "all of it"}
         changed = await web("PUT", path, plan_change)
         plan_after = (await web("GET", path)).json

@@ -38,9 +38,9 @@ def test_ports_of_disabled_parts_may_be_in_use_and_checked_ports_stay_free(used_
         "metrics": MetricsSettings(port=used_port, enabled=False),
     }
     check_ports(Settings.model_validate({"grpc": GrpcSettings(port=0), **off}))
-    with socket.socket() as ours:
-        ours.bind(("127.0.0.1", 0))
-        free = int(ours.getsockname()[1])
+    with socket.socket() as own_socket:
+        own_socket.bind(("127.0.0.1", 0))
+        free = int(own_socket.getsockname()[1])
     check_ports(Settings(grpc=GrpcSettings(port=free)))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", free))

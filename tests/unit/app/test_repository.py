@@ -91,18 +91,18 @@ async def test_a_given_profile_replaces_the_repositorys_own_once(
     file.write_text('[checks]\ntests = "make check"\n', encoding="utf-8")
     repositories = trusted_repositories(settings)
     plain = await find_repository(settings, NamedRepository(str(repo.path)))
-    mine = await find_repository(settings, NamedRepository(str(repo.path), profile=file))
+    with_profile = await find_repository(settings, NamedRepository(str(repo.path), profile=file))
     found_again = await find_repository(settings, NamedRepository(str(repo.path)))
     assert plain is not None
-    assert mine is not None
-    assert found_again == plain != mine
+    assert with_profile is not None
+    assert found_again == plain != with_profile
     assert (await repositories.resolve(plain)).profile.checks == {"tests": ("false",)}
-    base = await repositories.resolve(mine)
+    base = await repositories.resolve(with_profile)
     assert (dict(base.profile.checks), base.profile.known_failures) == (
         {"tests": ("make", "check")},
         ("a",),
     )
-    assert repositories.clone(mine.id).path == repositories.clone(plain.id).path
+    assert repositories.clone(with_profile.id).path == repositories.clone(plain.id).path
     assert [entry.id for entry in repositories.registry.list(LOCAL.tenant)] == [plain.id]
 
 

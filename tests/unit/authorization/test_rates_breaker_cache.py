@@ -72,13 +72,13 @@ def test_the_hourly_rate_applies_too() -> None:
 @given(st.lists(st.floats(0, 30), max_size=60), st.integers(1, 5))
 def test_no_minute_has_more_calls_than_allowed(pauses: list[float], limit: int) -> None:
     clock = Clock()
-    rates, spec, let = Rates(clock), spec_of(own_rate=Rate(limit)), []
+    rates, spec, admitted = Rates(clock), spec_of(own_rate=Rate(limit)), []
     for pause in pauses:
         clock.now += pause
         if rates.count_call(("a",), spec) == 0:
-            let.append(clock.now)
-    for start in let:
-        assert sum(start <= call < start + 60 for call in let) <= limit
+            admitted.append(clock.now)
+    for start in admitted:
+        assert sum(start <= call < start + 60 for call in admitted) <= limit
 
 
 def call(breakers: ToolCircuits, status: ToolStatus, spec: ToolSpec = PUSH) -> ToolStatus:

@@ -40,7 +40,7 @@ async def test_concurrent_processes_never_overspend(
     ledgers = [Ledger(Budget()) for _ in reservations]
     reserved_by_name: dict[str, int] = {}
 
-    async def call(name: str, process: int, estimate: int, used: int, turns: int) -> None:
+    async def call(name: str, process: int, estimate: int, usage: int, turns: int) -> None:
         ledger = ledgers[process]
         ledger.reserve(name, Usage(prompt_tokens=estimate))
         try:
@@ -52,7 +52,7 @@ async def test_concurrent_processes_never_overspend(
         assert sum(reserved_by_name.values()) <= tokens
         for _ in range(turns):
             await asyncio.sleep(0)
-        reserved_by_name[name] = min(used, estimate)
+        reserved_by_name[name] = min(usage, estimate)
         ledger.settle(name, Usage(prompt_tokens=reserved_by_name[name]))
 
     await asyncio.gather(*(call(str(number), *arguments) for number, arguments in enumerate(calls)))

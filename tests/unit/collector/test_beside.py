@@ -50,8 +50,8 @@ class TwoCollectors:
         self.repositories = (Remembering(), Remembering())
         self._locks: dict[str, asyncio.Lock] = {}
         self.collectors = [
-            Collector(bus, mine, lock=self._hold_lock, tick_seconds=0.005, clock=clock)
-            for mine in self.repositories
+            Collector(bus, repositories, lock=self._hold_lock, tick_seconds=0.005, clock=clock)
+            for repositories in self.repositories
         ]
         self.running: list[asyncio.Task[None]] = []
 
@@ -74,7 +74,7 @@ class TwoCollectors:
 
     @property
     def deliveries(self) -> list[int]:
-        return [mine.deliveries for mine in self.repositories]
+        return [repositories.deliveries for repositories in self.repositories]
 
 
 def interleave(stories: Iterable[Story], seed: int) -> list[Event]:

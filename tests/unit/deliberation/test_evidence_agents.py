@@ -555,10 +555,10 @@ async def test_a_reviewer_that_never_answers_is_reported_and_not_replaced(
         "it is called twice"
     )
     assert any(report["missing"] and report["candidate"] == ONE for report in reports(events))
-    mine = next(result for result in outcome.results if result.seat == ONE)
+    first_result = next(result for result in outcome.results if result.seat == ONE)
     assert any(
         reason.startswith("1 of 1 reviews is missing: review of agent-dev-001 by agent-dev-002")
-        for reason in mine.reasons
+        for reason in first_result.reasons
     )
     assert outcome.undecided
 
@@ -571,8 +571,10 @@ async def test_a_silent_reviewer_is_reported_before_the_deadline(native: Any) ->
         d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0, seconds=30)
         events = await app.run(d)
     assert any(report["missing"] and report["candidate"] == ONE for report in reports(events))
-    mine = next(result for result in outcome_of(app, events, d).results if result.seat == ONE)
-    assert any("1 of 1 reviews is missing" in reason for reason in mine.reasons)
+    first_result = next(
+        result for result in outcome_of(app, events, d).results if result.seat == ONE
+    )
+    assert any("1 of 1 reviews is missing" in reason for reason in first_result.reasons)
 
 
 async def test_the_test_writers_tests_also_run_on_a_second_wave(native: Any) -> None:
@@ -622,7 +624,10 @@ async def test_a_missing_review_is_reported_for_models_without_tools(council: An
     async with council(answer_with_approaches(answer), files=FILES, evidence=ALL) as app:
         d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0, max_turns=1)
         events = await app.run(d)
-    theirs = next(result for result in outcome_of(app, events, d).results if result.seat == TWO)
+    second_result = next(
+        result for result in outcome_of(app, events, d).results if result.seat == TWO
+    )
     assert any(
-        "1 of 1 reviews is missing" in reason and "no review" in reason for reason in theirs.reasons
+        "1 of 1 reviews is missing" in reason and "no review" in reason
+        for reason in second_result.reasons
     )

@@ -163,8 +163,8 @@ def test_a_reached_limit_is_named() -> None:
 
 
 def test_no_seat_is_asked_to_repair_passing_tests() -> None:
-    mended = WorkspaceState(patch("x"), passed=True, proven=True, fixed=("a",))
-    assert verdict_text(mended) == "All checks pass. If the task is done, finish."
+    fixed_state = WorkspaceState(patch("x"), passed=True, proven=True, fixed=("a",))
+    assert verdict_text(fixed_state) == "All checks pass. If the task is done, finish."
     assert "the whole suite runs in the clean re-check" in verdict_text(
         WorkspaceState(patch("x"), passed=True, complete=False)
     )

@@ -119,14 +119,14 @@ def about_text(app: CouncilEnvironment, **fields: Any) -> Deliberation:
 
 
 def answer(text: str) -> Answer:
-    def say(_body: Any, headers: Any) -> str:
+    def reply(_body: Any, headers: Any) -> str:
         return (
             review(5)
             if "/verify/" in headers["X-Request-Id"] or "/critique/" in headers["X-Request-Id"]
             else finish(text)
         )
 
-    return answer_with_approaches(say)
+    return answer_with_approaches(reply)
 
 
 async def test_each_seat_calls_its_own_model_and_a_replay_calls_none(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ EARLIER = (
 
 
 @pytest.mark.parametrize(
-    ("place", "message", "alike"),
+    ("place", "message", "is_same"),
     [
         (0, Message("system", "Today is 2026-11-30. Work in /tmp/d4e5f6."), True),
         (3, Message("tool", "1 error: no space left", call_id="call-7"), True),
@@ -120,9 +120,9 @@ EARLIER = (
         (3, Message("user", "3 failed in 0.21 s"), False),
     ],
 )
-def test_the_same_course_of_another_run(place: int, message: Message, *, alike: bool) -> None:
+def test_the_same_course_of_another_run(place: int, message: Message, *, is_same: bool) -> None:
     changed = [*EARLIER[:place], message, *EARLIER[place + 1 :]]
-    assert is_same_conversation(EARLIER, changed) is alike
+    assert is_same_conversation(EARLIER, changed) is is_same
     assert not is_same_conversation(EARLIER, changed[:-1])
 
 

@@ -137,7 +137,7 @@ TOKEN = "ghp_" + "a1B2" * 9
 
 
 @pytest.mark.parametrize(
-    ("diff", "brings"),
+    ("diff", "has_secret"),
     [
         (f"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+KEY = '{TOKEN}'\n", True),
         (f"--- a/x\n+++ b/x\n@@ -1 +1 @@\n+++ {TOKEN}\n", True),
@@ -151,8 +151,8 @@ TOKEN = "ghp_" + "a1B2" * 9
         ("+headers = {'Authorization': 'Bearer abcdefghijklmnop'}\n", False),
     ],
 )
-def test_secrets_added_by_a_diff_are_found(diff: str, brings: bool) -> None:  # noqa: FBT001 - of a table
-    assert brings_secret(diff, lambda text: scrub(text, ("own-value-1",))) is brings
+def test_secrets_added_by_a_diff_are_found(diff: str, has_secret: bool) -> None:  # noqa: FBT001 - of a table
+    assert brings_secret(diff, lambda text: scrub(text, ("own-value-1",))) is has_secret
 
 
 def test_a_diff_with_a_masked_line_is_recognised() -> None:

@@ -42,8 +42,8 @@ def test_the_current_settings_are_measured_by_default(tmp_path: Path) -> None:
 def test_seats_have_no_network_access(tmp_path: Path) -> None:
     path = _file(tmp_path, "open.toml", '[http]\nallow = ["127.0.0.1"]\n')
     (configuration,) = _read_configurations(tmp_path, f"open={path}")
-    shut: Settings = configuration.settings
-    assert (shut.http.allow, shut.http.only_allowed) == ((), True)  # type: ignore[attr-defined] # a family's section
+    closed_settings: Settings = configuration.settings
+    assert (closed_settings.http.allow, closed_settings.http.only_allowed) == ((), True)  # type: ignore[attr-defined] # a family's section
 
 
 def test_a_configuration_may_have_its_own_options(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_plus_separates_the_models_of_the_seats(tmp_path: Path) -> None:
     assert not pair.leaves_choice
 
 
-def _past(*solved: bool) -> list[PastTask]:
+def _past_tasks(*solved: bool) -> list[PastTask]:
     usage = Usage(1000, 0, 100, 1, 0.01)
     return [
         PastTask(
@@ -137,11 +137,11 @@ def test_models_are_chosen_from_the_results_of_other_tasks(tmp_path: Path) -> No
     (by_option,) = _read_configurations(tmp_path, f"a={path},model=auto,agents=2")
     assert by_setting.leaves_choice
     assert by_option.leaves_choice
-    chosen, reason = by_option.choose(TaskKind("shop"), _past(*[True] * 6, *[False] * 4))
+    chosen, reason = by_option.choose(TaskKind("shop"), _past_tasks(*[True] * 6, *[False] * 4))
     assert (chosen.options.model, chosen.options.agents) == ("default,deep", 2)
     assert "together 10 of 10" in reason
     single, _ = _read_configurations(tmp_path, f"a={path},model=auto,protocol=single")[0].choose(
-        TaskKind("shop"), _past(*[True] * 6)
+        TaskKind("shop"), _past_tasks(*[True] * 6)
     )
     assert (single.options.model, single.options.agents) == ("deep", 1)
     cold, reason = by_setting.choose(TaskKind("shop"), [])

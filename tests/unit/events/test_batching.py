@@ -168,9 +168,9 @@ async def test_a_suspended_process_sends_none_of_its_held_events() -> None:
         answer.set_result(len(sent_messages))
         return answer
 
-    stood = BatchingWriter(send, packer(1000), seconds=0.0, max_late_seconds=-1.0, limit=9)
+    suspended = BatchingWriter(send, packer(1000), seconds=0.0, max_late_seconds=-1.0, limit=9)
     with pytest.raises(BusUnavailable, match="was suspended"):
-        await (await stood.post("agent.results.task-1", seat(1)))
+        await (await suspended.post("agent.results.task-1", seat(1)))
     assert sent_messages == []
     running = BatchingWriter(send, packer(1000), seconds=0.0, max_late_seconds=60.0, limit=9)
     assert await (await running.post("agent.results.task-1", seat(1))) == 1

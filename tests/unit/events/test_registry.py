@@ -52,9 +52,9 @@ def test_event_types_have_their_specified_subjects(kind: EventType, subject: str
 
 
 def test_each_tenant_has_its_own_topics() -> None:
-    theirs = new_event(EventType.STORY_CREATED, "x", IDS, tenant="acme")
+    foreign_event = new_event(EventType.STORY_CREATED, "x", IDS, tenant="acme")
     assert (
-        registry.subject_of(theirs)
+        registry.subject_of(foreign_event)
         == registry.subject(Channel.STORIES.of(key_of("story-1", "acme")))
         == "agile.events.acme_story-1"
     )
@@ -166,13 +166,13 @@ def test_asyncapi_documents_every_event_and_stream() -> None:
     assert {m["name"] for m in messages.values()} >= {kind.value for kind in EventType}
     assert set(document["x-streams"]) == {spec.name for spec in registry.STREAMS}
     assert set(document["x-consumers"]) == set(registry.DURABLES)
-    used = set()
+    used_messages = set()
     for channel in document["channels"].values():
         assert set(channel["parameters"]) == {
             part[1:-1] for part in channel["address"].split(".") if part.startswith("{")
         }
         for message in channel["messages"].values():
-            used.add(message["$ref"].removeprefix("#/components/messages/"))
-    assert used == set(messages)
+            used_messages.add(message["$ref"].removeprefix("#/components/messages/"))
+    assert used_messages == set(messages)
     for operation in document["operations"].values():
         assert operation["channel"]["$ref"].removeprefix("#/channels/") in document["channels"]

@@ -91,13 +91,13 @@ ISSUE = Issue(number=7, title=HOSTILE, body=HOSTILE, author="eve")
     ids=["text", "title", "pull", "unproven", "none", "left", "further", "checks"],
 )
 def test_foreign_text_mentions_nobody_and_links_or_closes_nothing(comment: str, find: str) -> None:
-    ours = (
+    comment_text = (
         comment.replace("issue #7", "")
         .replace("Closes #7", "")
         .replace("<br>", "")
         .replace("agent-dev-00", "")
     )
-    raw = ours.replace("issue-1-abc", "")
+    raw = comment_text.replace("issue-1-abc", "")
     visible_text = html.unescape(raw)
     raw = re.sub(r"&#\d+;", "", raw)
     assert not re.search(find, raw)

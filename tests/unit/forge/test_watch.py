@@ -99,12 +99,12 @@ class App:
             "mention": CALL,
             **settings,
         }
-        ours = ForgeSettings.model_validate(
+        forge_settings = ForgeSettings.model_validate(
             {"token": SecretStr(TOKENS["moothall-bot"]), **forge_fields}
         )
-        async with forge_client(ours) as client:
+        async with forge_client(forge_settings) as client:
             yield Watch(
-                ours,
+                forge_settings,
                 client,
                 self.deliberations,
                 self.offer,
@@ -287,16 +287,16 @@ async def test_a_branch_moved_by_somebody_else_is_left_unchanged(
     (pull,) = forge.pulls.values()
     branch, at = pull["head"]["ref"], pull["number"]
     ada.review(at, "Name it otherwise.")
-    theirs = []
+    their_commits = []
 
     def overtaken(d: Deliberation) -> Outcome:
         outcome = app.won(d)
-        theirs.append(app.commit(forge.sha("main")))
-        forge.repo.git("update-ref", f"refs/heads/{branch}", theirs[0])
+        their_commits.append(app.commit(forge.sha("main")))
+        forge.repo.git("update-ref", f"refs/heads/{branch}", their_commits[0])
         return outcome
 
     assert await app.poll(overtaken)
-    assert forge.sha(branch) == theirs[0]
+    assert forge.sha(branch) == their_commits[0]
     assert "the branch stays as it was: somebody else moved it on" in ada.comments(at)[0]
 
 
@@ -371,9 +371,9 @@ async def test_checks_of_the_base_of_others_and_in_progress_are_ignored(
     ada.set_status(first, "failure", context="ci/other")
     ada.set_status(first, "pending", context="ci/slow")
     assert await app.poll(app.won)
-    theirs = app.commit(first)
-    forge.repo.git("update-ref", f"refs/heads/{branch}", theirs)
-    ada.set_status(theirs, "failure", context="ci/other")
+    their_commit = app.commit(first)
+    forge.repo.git("update-ref", f"refs/heads/{branch}", their_commit)
+    ada.set_status(their_commit, "failure", context="ci/other")
     assert await app.poll(app.won)
     assert len(app.deliberations.task_ids()) == 1
     forge.repo.git("update-ref", f"refs/heads/{branch}", first)

@@ -348,13 +348,13 @@ async def test_a_context_contains_the_story_and_its_results(graph: CypherGraph) 
     assert [(item["task_id"], item["description"], item["paths"]) for item in similar_tasks] == [
         ("task-a", "add it", [PATH])
     ]
-    everywhere = await graph.ask("similar", tenant="local", repository="sample", role="dev")
-    assert [item["task_id"] for item in everywhere] == ["task-b", "task-a"]
+    all_similar = await graph.ask("similar", tenant="local", repository="sample", role="dev")
+    assert [item["task_id"] for item in all_similar] == ["task-b", "task-a"]
     assert (
         await graph.ask(
             "similar", tenant="local", repository="sample", role="dev", task_id="task-b", limit=1
         )
-        == everywhere[1:]
+        == all_similar[1:]
     )
     assert [(item["from_state"], item["to_state"]) for item in row["milestones"]] == [
         ("draft", "ready")

@@ -71,6 +71,6 @@ def test_ids_are_parameters_and_never_part_of_a_statement(uids: list[str]) -> No
 
 def test_all_labels_owned_by_a_deliberation_are_removed_with_it() -> None:
     statement = "".join(cypher for cypher, _ in schema.removal([]))
-    theirs = {r.end for r in RELATIONS if r.start in {"Seat", "Proposal"}} | {"Seat", "ModelCall"}
-    for label in theirs - {"Agent"}:
+    labels = {r.end for r in RELATIONS if r.start in {"Seat", "Proposal"}} | {"Seat", "ModelCall"}
+    for label in labels - {"Agent"}:
         assert f"(n:{label})" in statement, f"{label} would stay for ever"

@@ -116,12 +116,12 @@ async def test_no_model_call_is_made_after_the_end() -> None:
 
 
 async def test_further_requests_at_once_are_refused_with_a_reason() -> None:
-    async def never(question: ModelQuestion) -> ChatReply:
+    async def wait_forever(question: ModelQuestion) -> ChatReply:
         await asyncio.Event().wait()
         raise AssertionError
 
     async with asyncio.TaskGroup() as group:
-        exchange = HarnessExchange("model", never, group, HarnessClient(TASK))
+        exchange = HarnessExchange("model", wait_forever, group, HarnessClient(TASK))
         (reply, _) = map(json.loads, await exchange([REQUEST] * 17) or ())
         exchange.end()
     assert reply["status"] == 429

@@ -152,9 +152,9 @@ def test_complete_calls_with_the_same_index_are_separate(index: dict[str, int]) 
         {**index, "function": {"name": "bash", "arguments": {"command": name}}}
         for name in ("ls", "pwd")
     )
-    apart, together = calls(ls_call, pwd_call), calls([ls_call, pwd_call])
-    assert apart == together
-    assert [json.loads(arguments)["command"] for _, _, arguments in apart] == ["ls", "pwd"]
+    separate_calls, joined_calls = calls(ls_call, pwd_call), calls([ls_call, pwd_call])
+    assert separate_calls == joined_calls
+    assert [json.loads(arguments)["command"] for _, _, arguments in separate_calls] == ["ls", "pwd"]
 
 
 def test_missing_and_repeated_ids_are_replaced_deterministically() -> None:

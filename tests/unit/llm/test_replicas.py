@@ -52,10 +52,10 @@ async def test_a_deliberation_stays_with_one_server_and_many_use_all_servers() -
                 for seat in range(3)
             }
             assert len(answers) == 1
-        used = {
+        used_urls = {
             model.order(f"task-{task}/x")[0].url for task in range(200)
         }  # ports are drawn: twelve may leave one out
-    assert used == {server.base_url for server in servers}
+    assert used_urls == {server.base_url for server in servers}
 
 
 async def test_removing_a_server_moves_only_its_deliberations() -> None:

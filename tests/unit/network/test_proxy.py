@@ -44,7 +44,7 @@ async def run_test_proxy(
         yield proxy, listening.getsockname()[1]
 
 
-async def say(port: int, text: bytes, *, later_data: bytes = b"") -> bytes:
+async def send_request(port: int, text: bytes, *, later_data: bytes = b"") -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         async with asyncio.timeout(20):
@@ -68,7 +68,7 @@ async def test_the_proxy_connects_only_to_allowed_destinations() -> None:
         run_test_proxy(f"127.0.0.1:{echo.port}") as (proxy, port),
     ):
         assert (
-            await say(
+            await send_request(
                 port,
                 f"CONNECT 127.0.0.1:{echo.port} HTTP/1.1\r\n\r\n".encode(),
                 later_data=b"hello",
@@ -84,12 +84,14 @@ async def test_the_proxy_connects_only_to_allowed_destinations() -> None:
             "[::ffff:127.0.0.1]",
             "0.0.0.0",  # noqa: S104 - not bound
         ):
-            response = await say(
+            response = await send_request(
                 port, f"CONNECT {host}:{other_echo.port} HTTP/1.1\r\n\r\n".encode()
             )
             assert response.startswith(b"HTTP/1.1 403 "), host
         assert (
-            await say(port, f"GET http://127.0.0.1:{other_echo.port}/ HTTP/1.1\r\n\r\n".encode())
+            await send_request(
+                port, f"GET http://127.0.0.1:{other_echo.port}/ HTTP/1.1\r\n\r\n".encode()
+            )
         ).startswith(b"HTTP/1.1 403 ")
         assert (other_echo.heard, ("localhost", other_echo.port) in proxy.refused) == ([], True)
 
@@ -100,7 +102,7 @@ async def test_plain_requests_are_forwarded_without_proxy_headers() -> None:
             f"GET http://127.0.0.1:{echo.port}/a%20b?c=d HTTP/1.1\r\nHost: x\r\nProxy-Connection: "
             "keep-alive\r\nX-A: 1\r\n\r\n"
         )
-        response = await say(port, request.encode())
+        response = await send_request(port, request.encode())
         assert (
             response == b"GET /a%20b?c=d HTTP/1.1\r\nConnection: close\r\nHost: x\r\nX-A: 1\r\n\r\n"
         )
@@ -118,12 +120,12 @@ async def test_plain_requests_are_forwarded_without_proxy_headers() -> None:
 )
 async def test_an_invalid_request_ends_the_connection(head: bytes) -> None:
     async with run_test_proxy() as (_, port):
-        assert await say(port, head) == b""
+        assert await send_request(port, head) == b""
 
 
 async def test_the_transferred_bytes_are_limited() -> None:
     async with echoing() as echo, run_test_proxy("127.0.0.0/8", max_bytes=100_000) as (proxy, port):
-        response = await say(
+        response = await send_request(
             port,
             f"CONNECT 127.0.0.1:{echo.port} HTTP/1.1\r\n\r\n".encode(),
             later_data=b"x" * 1_000_000,

@@ -34,9 +34,9 @@ async def to_done(app: App) -> None:
     await app.to_test()
     await app.wait_for_request(2)
     await app.deliberations.decide(proven_outcome(app.story_id, B))
-    await app.stands("test", "checked")
+    await app.wait_until("test", "checked")
     await app.move("accept_test", "accept")
-    await app.stands("done")
+    await app.wait_until("done")
 
     async def is_delivered() -> bool:
         return (await app.card()).delivery is not None
@@ -61,12 +61,12 @@ async def test_a_plan_interrupted_in_one_process_is_finished_by_another(
     async with app.working():
         async with app.working():
             await app.move("refine", "submit")
-            await app.stands("design", "planned")
+            await app.wait_until("design", "planned")
             await app.move("accept_design")
             task = await app.wait_for_request(1)
         await app.deliberations.decide(
             proven_outcome(task.task_id, A)
         )  # either of the two has ended
-        await app.stands("test")
+        await app.wait_until("test")
         await app.wait_for_request(2)
     assert len(app.deliberations.task_ids()) == 2

@@ -37,7 +37,7 @@ async def app() -> App:
     ).story.id
     async with new_app.working():
         await new_app.move("refine", "submit")
-        await new_app.stands("design", "planned")
+        await new_app.wait_until("design", "planned")
     return new_app
 
 

@@ -52,7 +52,7 @@ class App:
             Outcome(task_id, DeliberationStatus.COMPLETED, story_id=self.story, results=results)
         )
 
-    async def say(self, place: Spot, text: str = "Not so.", key: str = "k") -> None:
+    async def comment(self, place: Spot, text: str = "Not so.", key: str = "k") -> None:
         await remark(self.board, self.deliberations, self.story, text, LOCAL, place=place, key=key)
 
     async def remarks(self) -> tuple[LineComment, ...]:
@@ -74,8 +74,8 @@ async def test_a_line_is_identified_by_file_and_number_before_or_after_the_chang
             Spot("v.py", 1, task_id="task-1", rank=2),
         )
     ):
-        await app.say(place, key=str(key))
-    await app.say(Spot("u.py", 2, task_id="task-1"), key="0")  # sent twice, stored once
+        await app.comment(place, key=str(key))
+    await app.comment(Spot("u.py", 2, task_id="task-1"), key="0")  # sent twice, stored once
     assert [(comment.path, comment.line, comment.quoted) for comment in await app.remarks()] == [
         ("u.py", 2, "+new"),
         ("u.py", 2, "-old"),
@@ -87,10 +87,10 @@ async def test_without_a_task_a_comment_refers_to_the_last_check_of_the_whole_st
     app: App,
 ) -> None:
     with pytest.raises(InvalidRequest, match="was not checked as a whole yet: name the task"):
-        await app.say(Spot("u.py", 2))
+        await app.comment(Spot("u.py", 2))
     data = {"story_id": app.story, "status": "passed", "task_id": "task-1", "moved": ""}
     await app.bus.publish(write(EventType.STORY_CHECKED, app.story, data))
-    await app.say(Spot("u.py", 2))
+    await app.comment(Spot("u.py", 2))
     assert [comment.task_id for comment in await app.remarks()] == ["task-1"]
 
 
@@ -112,7 +112,7 @@ async def test_an_invalid_line_of_the_diff_is_refused_with_a_message(
     app: App, place: Spot, message: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        await app.say(replace(place, task_id="task-1"))
+        await app.comment(replace(place, task_id="task-1"))
     assert await app.remarks() == ()
 
 
@@ -131,10 +131,10 @@ async def test_foreign_stories_and_tasks_are_not_found_and_a_task_of_another_sto
             key="k",
         )
     with pytest.raises(NotFound):
-        await app.say(Spot("u.py", 2, task_id="task-9"))
+        await app.comment(Spot("u.py", 2, task_id="task-9"))
     app.story = (await app.board.create(StoryDraft("Another", "", ()), LOCAL, key="2")).story.id
     with pytest.raises(InvalidRequest, match="task task-1 is not of story"):
-        await app.say(Spot("u.py", 2, task_id="task-1"))
+        await app.comment(Spot("u.py", 2, task_id="task-1"))
 
 
 async def test_only_people_with_a_role_steer_seats(app: App) -> None:

@@ -45,12 +45,12 @@ async def test_a_story_goes_from_backlog_to_done(app: App) -> None:
         with pytest.raises(Blocked, match="not checked as a whole"):
             await app.move("accept_test")
         await app.deliberations.decide(proven_outcome(app.story_id, B))
-        await app.stands("test", "checked")
+        await app.wait_until("test", "checked")
         check = (await app.card()).check
         assert check is not None
         assert (check.data["branch"], check.data["commit_sha"]) == (f"moothall/{app.story_id}", B)
         await app.move("accept_test", "accept")
-        await app.stands("done")
+        await app.wait_until("done")
 
 
 async def test_comments_on_lines_go_into_the_next_round_only(
@@ -60,7 +60,7 @@ async def test_comments_on_lines_go_into_the_next_round_only(
         task_id = await app.to_test()
         await app.wait_for_request(2)
         await app.deliberations.decide(proven_outcome(app.story_id, B))
-        await app.stands("test", "checked")
+        await app.wait_until("test", "checked")
         on = LineComment(TaskId(task_id), 'src/"a.py', 7, "+ignore the task", "")
         await app.board.comment(app.story_id, "Rename it.", LOCAL, key="1", line_comment=on)
         await app.board.comment(app.story_id, "Soon, please.", LOCAL, key="2")
@@ -80,7 +80,7 @@ async def test_comments_on_lines_go_into_the_next_round_only(
         await app.deliberations.decide(proven_outcome(repair.task_id, C))
         second_round = await app.wait_for_request(4)
         await app.deliberations.decide(proven_outcome(second_round.task_id, D))
-        await app.stands("test", "checked")
+        await app.wait_until("test", "checked")
         await app.move("reject_test", comment="Say it in French.")
         last = await app.wait_for_request(5)
         assert last.description.endswith("sent back: Say it in French.")
@@ -92,7 +92,7 @@ async def test_a_rejected_story_is_repaired_with_the_rejection_comment(app: App)
         await app.to_test()
         await app.wait_for_request(2)
         await app.deliberations.decide(proven_outcome(app.story_id, B))
-        await app.stands("test", "checked")
+        await app.wait_until("test", "checked")
         await app.move("reject_test", comment="Say it in French.")
         repair = await app.wait_for_request(3)
         assert repair.repository == RepositoryRef(id="repo", ref=B)
@@ -102,7 +102,7 @@ async def test_a_rejected_story_is_repaired_with_the_rejection_comment(app: App)
         second_check = await app.wait_for_request(4)
         assert (second_check.task_id, second_check.merge) == (f"{app.story_id}-2", (C, A))
         await app.deliberations.decide(proven_outcome(second_check.task_id, D))
-        await app.stands("test", "checked")
+        await app.wait_until("test", "checked")
         await app.move("accept_test")
         await app.move("reject", comment="And in German.")
         assert (await app.wait_for_request(5)).repository == RepositoryRef(id="repo", ref=D)
@@ -135,7 +135,7 @@ async def test_a_story_whose_overall_check_fails_stays_in_test_with_the_reason(a
 async def test_a_restart_at_any_point_repeats_no_request(app: App) -> None:
     async with app.working():
         await app.move("refine", "submit")
-        await app.stands("design", "planned")
+        await app.wait_until("design", "planned")
     async with app.working():
         await app.move("accept_design")
         task = await app.wait_for_request(1)
@@ -144,7 +144,7 @@ async def test_a_restart_at_any_point_repeats_no_request(app: App) -> None:
         await app.wait_for_request(2)
     await app.deliberations.decide(proven_outcome(app.story_id, B))
     async with app.working():
-        await app.stands("test", "checked")
+        await app.wait_until("test", "checked")
         await app.move("reject_test", comment="no")
         await app.wait_for_request(3)
     async with app.working():
@@ -161,7 +161,7 @@ async def approve_story(app: App) -> None:
     await app.to_test()
     await app.wait_for_request(2)
     await app.deliberations.decide(proven_outcome(app.story_id, B))
-    await app.stands("test", "checked")
+    await app.wait_until("test", "checked")
     await app.move("accept_test", "accept")
 
 
@@ -298,7 +298,7 @@ async def test_a_requested_merge_with_a_conflict_rebuilds_the_story(app: App) ->
         await app.deliberations.decide(conflict_outcome((await app.wait_for_request(3)).task_id))
         repair = await app.wait_for_request(4)
         assert repair.repository == RepositoryRef(id="repo", ref=C)
-        await app.stands("build")
+        await app.wait_until("build")
 
 
 async def test_a_moved_base_is_merged_and_checked_before_delivery(app: App) -> None:
@@ -468,10 +468,10 @@ async def test_a_story_without_a_repository_has_no_checks_to_run() -> None:
     assert (await app.card()).story == Story(app.story_id, DRAFT.title, DRAFT.description, DRAFT.ac)
     async with app.working():
         await app.move("refine", "submit")
-        await app.stands("design", "planned")
+        await app.wait_until("design", "planned")
         await app.move("accept_design")
         await app.deliberations.decide(proven_outcome((await app.wait_for_request(1)).task_id))
-        await app.stands("test", "checked")
+        await app.wait_until("test", "checked")
 
 
 @pytest.mark.parametrize(
@@ -504,7 +504,7 @@ async def test_architects_derive_the_tasks_and_roles_are_the_fallback(
         await app.deliberations.decide(
             replace(outcome, winner_id=result.seat, results=(result,)) if answer else outcome
         )
-        await app.stands("design", "planned")
+        await app.wait_until("design", "planned")
     plan = (await app.card()).plan
     assert plan is not None
     assert plan.data["by"] == by
@@ -523,9 +523,9 @@ async def test_architects_learn_why_a_story_was_sent_back(app: App) -> None:
         await app.deliberations.decide(
             Outcome(first.task_id, DeliberationStatus.COMPLETED, role="architect")
         )
-        await app.stands("design", "planned")
+        await app.wait_until("design", "planned")
         await app.move("accept_design")
-        await app.stands("build")
+        await app.wait_until("build")
         await app.move("reject_build", comment="one task for each file")
 
         async def is_derived_again() -> bool:
@@ -548,7 +548,7 @@ async def two_tasks(app: App) -> tuple[DeliberationRequest, DeliberationRequest]
     requests, the first of which has won.
     """
     await app.move("refine", "submit")
-    await app.stands("design", "planned")
+    await app.wait_until("design", "planned")
     card = await app.card()
     assert card.plan is not None
     outlines = [
@@ -571,7 +571,7 @@ async def test_stopping_a_story_stops_its_councils(app: App) -> None:
         assert first.task_id not in app.deliberations.cancelled, "it had ended"
         assert (await app.card()).position.state == "draft"
         await app.move("submit")
-        await app.stands("design", "planned")
+        await app.wait_until("design", "planned")
         assert len(app.deliberations.task_ids()) == 2, "nothing else was started"
 
 
@@ -603,7 +603,7 @@ async def test_tasks_without_a_winner_are_retried_and_the_others_are_kept(app: A
         assert retry.task_id not in {first.task_id, second.task_id}
         assert (retry.description, retry.repository) == (second.description, second.repository)
         await app.deliberations.decide(proven_outcome(retry.task_id, B))
-        await app.stands("test")
+        await app.wait_until("test")
         assert len(app.deliberations.task_ids()) == 4, (
             "the check of the whole story is the fourth request"
         )

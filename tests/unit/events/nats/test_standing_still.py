@@ -14,11 +14,11 @@ from moothall.events.registry import durable
 
 
 async def test_held_work_can_be_dropped_twice_without_harm() -> None:
-    async def never(_recorded: Recorded) -> None:
+    async def fail_if_called(_recorded: Recorded) -> None:
         raise AssertionError("nothing is delivered")
 
     unused = cast("Any", None)
-    taking = PullConsumer(unused, unused, durable("collector"), Reader(never), Capacity(1))
+    taking = PullConsumer(unused, unused, durable("collector"), Reader(fail_if_called), Capacity(1))
     lost_count = 0
 
     async def work() -> None:

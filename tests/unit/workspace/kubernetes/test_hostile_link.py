@@ -58,7 +58,7 @@ class LyingPods(Cluster):
             link.cancel()
             await asyncio.wait({link})
 
-    def say(self, name: str, failure: str) -> None:
+    def set_failure(self, name: str, failure: str) -> None:
         """Set the reason why a pod ended."""
         self._failures[name].set_result(failure)
 
@@ -242,7 +242,7 @@ async def test_a_pod_that_ends_while_its_files_are_fetched_is_reported_with_the_
     pods: LyingPods, box: JobExecutor, tmp_path: Path
 ) -> None:
     def lose(_request: Document) -> Document:
-        pods.say(box.job, "its pod was ended: Evicted")
+        pods.set_failure(box.job, "its pod was ended: Evicted")
         return some_of_a_tree(tmp_path / "base")
 
     pods.answers["pack"] = lose
@@ -273,7 +273,7 @@ async def test_the_reason_of_an_ended_container_is_reported_even_if_it_arrives_l
     def end(streams: Streams, _request: Document) -> None:
         streams[1].close()
         asyncio.get_running_loop().call_later(
-            0.5, pods.say, box.job, "hands exceeded its memory limit and was killed"
+            0.5, pods.set_failure, box.job, "hands exceeded its memory limit and was killed"
         )
 
     pods.services = end
