@@ -32,7 +32,7 @@ from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServic
 from support.kube import deployment, reached
 from support.kube.ctl import ask
 from support.kube.programs import Home
-from support.kube.stood import rolled_out, stood
+from support.kube.stood import install_deployment, wait_for_rollout
 from support.repos import make_repo
 
 _VARIABLES = ("KUBECONFIG", "CLUSTER_ADDRESS", "MOOTHALL_JOBS__IMAGE", "MOOTHALL_JOBS__LINK_IMAGE")
@@ -78,7 +78,7 @@ async def _measure_starts(folder: Path, count: int, *, warm: int) -> dict[str, f
     make_repo(folder / "repo", {"src/utils.py": "x = 1\n" * 40, "Makefile": "test:\n\ttrue\n"})
     seconds: list[float] = []
     async with reached.bus(folder / "bus") as bus:
-        settings = reached.configured(folder, bus, warm=warm)
+        settings = reached.local_host_settings(folder, bus, warm=warm)
         async with open_workspace_services(settings) as services:
             base = await prepare_repository(settings, services, folder / "repo")
             async with services.workspaces.open(base, "first"):  # fills the pool
@@ -162,7 +162,7 @@ async def _deployment(folder: Path, stub: Stub) -> AsyncIterator[_Caller]:
         "MOOTHALL_LLM__CONCURRENCY": "4096",
         "MOOTHALL_LOG__LEVEL": "warning",
     }
-    async with stood(home, folder, values):
+    async with install_deployment(home, folder, values):
         page_server = (
             await ask(
                 "-n",
@@ -198,7 +198,7 @@ async def _measure_pods(
     The limit is set after the pods have started: with it, a start would take minutes.
     """
     await ask("-n", deployment.SPACE, "scale", _HOSTS, f"--replicas={count}")
-    await rolled_out(_HOSTS)
+    await wait_for_rollout(_HOSTS)
     for pod in (
         await ask(
             "-n",

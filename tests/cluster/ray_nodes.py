@@ -63,15 +63,15 @@ async def growing_nodes(
             functools.partial(process.stdin.write, b"add\n"),
         )
     finally:
-        below = descendants(process.pid)
+        children = descendants(process.pid)
         process.stdin.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(60):
                 await process.wait()
-        for child in below:
+        for child in children:
             with suppress(psutil.NoSuchProcess):
                 child.kill()
-        assert await all_gone(below) == []
+        assert await all_gone(children) == []
         shutil.rmtree(folder, ignore_errors=True)
 
 

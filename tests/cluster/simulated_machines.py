@@ -21,7 +21,7 @@ import psutil
 
 from ray_nodes import TOKEN
 from support.processes import all_gone, descendants
-from support.servers import relayed
+from support.servers import relay_port
 
 SERVER = "10.77.0.1"
 _RAY = {
@@ -34,10 +34,10 @@ _RAY = {
 
 def missing() -> str:
     """Return what such machines would need and lack, '' if nothing."""
-    if lacking := [
+    if missing_programs := [
         name for name in ("ip", "unshare", "nsenter", "mount") if shutil.which(name) is None
     ]:
-        return f"the programs {', '.join(lacking)} (iproute2, util-linux)"
+        return f"the programs {', '.join(missing_programs)} (iproute2, util-linux)"
     if os.geteuid():
         return "root"
     devices = [
@@ -114,7 +114,7 @@ async def machine(number: int, folder: Path) -> AsyncIterator[Machine]:
     assert process.stdout is not None
     try:
         assert await process.stdout.readline() == b"ready\n"
-        one = Machine(f"10.77.0.{number + 1}", psutil.Process(process.pid))
+        created = Machine(f"10.77.0.{number + 1}", psutil.Process(process.pid))
         await run(
             "ip",
             "link",
@@ -130,12 +130,12 @@ async def machine(number: int, folder: Path) -> AsyncIterator[Machine]:
         )
         await run("ip", "link", "set", f"mh{number}", "master", "mh", "up")
         for command in (
-            ("addr", "add", f"{one.ip}/24", "dev", "e0"),
+            ("addr", "add", f"{created.ip}/24", "dev", "e0"),
             ("link", "set", "e0", "up"),
             ("link", "set", "lo", "up"),
         ):
-            await run(*one.entering("ip", *command))
-        yield one
+            await run(*created.entering("ip", *command))
+        yield created
     finally:
         process.stdin.close()
         await process.wait()
@@ -145,7 +145,7 @@ async def machine(number: int, folder: Path) -> AsyncIterator[Machine]:
 async def relay(url: str) -> AsyncIterator[str]:
     """Yield the URL under which machines reach `url`, which is on our loopback."""
     parts = urlsplit(url)
-    async with relayed(("127.0.0.1", parts.port or 0), SERVER) as port:
+    async with relay_port(("127.0.0.1", parts.port or 0), SERVER) as port:
         user = f"{parts.username}@" if parts.username else ""
         yield parts._replace(netloc=f"{user}{SERVER}:{port}").geturl()
 
@@ -183,16 +183,16 @@ async def node(command: tuple[str, ...], environment: Mapping[str, str]) -> Asyn
         drain = asyncio.ensure_future(process.stdout.read())
         yield Node(process)
     finally:
-        below = descendants(process.pid)
+        children = descendants(process.pid)
         if process.returncode is None:
             process.terminate()
         with suppress(TimeoutError):
             async with asyncio.timeout(20):
                 await process.wait()
-        for child in below:
+        for child in children:
             with suppress(psutil.NoSuchProcess):
                 child.kill()
-        assert await all_gone(below) == []
+        assert await all_gone(children) == []
         await drain
 
 

@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 import simulated_machines
-from command import Command, by_task, git, scripted
+from command import Command, answer_turns_with, by_task, git
 from moothall.config import BusSettings
 from moothall.events.nats.server import embedded_server
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
@@ -66,16 +66,16 @@ async def folder() -> AsyncIterator[Path]:
 async def test_work_continues_on_hosts_without_a_shared_disk_after_one_is_killed(
     folder: Path,
 ) -> None:
-    if lacking := simulated_machines.missing():
-        pytest.skip(f"simulated machines are unavailable here; missing: {lacking}")
-    repo, other = make_repo(folder / "repo", FILES), make_repo(folder / "other", FILES)
+    if missing := simulated_machines.missing():
+        pytest.skip(f"simulated machines are unavailable here; missing: {missing}")
+    repo, other_repo = make_repo(folder / "repo", FILES), make_repo(folder / "other", FILES)
 
     async def slowly(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
         await asyncio.sleep(2)
         return by_task(body, headers)
 
     async with AsyncExitStack() as stack:
-        model = await stack.enter_async_context(scripted_model(scripted(slowly)))
+        model = await stack.enter_async_context(scripted_model(answer_turns_with(slowly)))
         bus_url = await stack.enter_async_context(embedded_server(BusSettings(), folder / "bus"))
         await stack.enter_async_context(simulated_machines.bridge())
         machines = [
@@ -134,11 +134,11 @@ async def test_work_continues_on_hosts_without_a_shared_disk_after_one_is_killed
         assert records > 0  # all events come from the stream
         # The files are the same as on one machine, from the same commit.
         local = await one_machine(folder, model)(
-            "deliberate", "--repo", str(other.path), "--json", "--task-id", "one", TASK
+            "deliberate", "--repo", str(other_repo.path), "--json", "--task-id", "one", TASK
         )
         assert local.code == 0, local.err
         trees = {
-            tree(other, "moothall/one"),
+            tree(other_repo, "moothall/one"),
             tree(repo, "moothall/one"),
             tree(repo, "moothall/two"),
         }

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from command import Command, by_task, git, scripted
+from command import Command, answer_turns_with, by_task, git
 from moothall.cli.demo import make_sample_repository
 from moothall.config import BusSettings
 from moothall.events.nats.server import embedded_server
@@ -44,7 +44,7 @@ def raylets_beside(raylet: psutil.Process) -> list[psutil.Process]:
     return [child for child in cluster.children() if child.name() == "raylet" and child != raylet]
 
 
-async def until(condition: Any, what: str, *folders: Path, seconds: float = 120) -> None:
+async def until(condition: Any, description: str, *folders: Path, seconds: float = 120) -> None:
     """Wait until something is true, or fail with the logs."""
     try:
         async with asyncio.timeout(seconds):
@@ -53,7 +53,7 @@ async def until(condition: Any, what: str, *folders: Path, seconds: float = 120)
     except TimeoutError:
         logs = [path for folder in folders for path in sorted(folder.glob("logs/*.log"))]
         text = "\n".join(f"{path}:\n{path.read_text(errors='replace')[-4000:]}" for path in logs)
-        raise AssertionError(f"{what}\n{text}") from None
+        raise AssertionError(f"{description}\n{text}") from None
 
 
 async def test_a_council_on_two_nodes_finishes_after_one_is_killed(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ async def test_a_council_on_two_nodes_finishes_after_one_is_killed(tmp_path: Pat
         return "".join(path.read_text() for path in data.glob("logs/host-1*.log"))
 
     async with (
-        scripted_model(scripted(slowly)) as model,
+        scripted_model(answer_turns_with(slowly)) as model,
         embedded_server(BusSettings(), tmp_path / "bus") as bus_url,
         growing_nodes(1) as (address, first, add_node),
     ):
@@ -92,11 +92,11 @@ async def test_a_council_on_two_nodes_finishes_after_one_is_killed(tmp_path: Pat
             await until(lambda: len(seats_at_work(model)) == 3, "not all seats began", data)
             assert sandboxes_below(first)
             assert sandboxes_below(second)
-            lost = [second, *descendants(second.pid)]
-            for child in lost:
+            killed = [second, *descendants(second.pid)]
+            for child in killed:
                 with suppress(psutil.NoSuchProcess):
                     child.send_signal(signal.SIGKILL)
-            assert await all_gone(lost) == []
+            assert await all_gone(killed) == []
         result = deliberation.result()
         assert result.code == 0, result.err
         assert result.document["proven"] is True

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from command import Command, by_task, git, scripted
+from command import Command, answer_turns_with, by_task, git
 from moothall.cli.demo import make_sample_repository
 from moothall.config import BusSettings
 from moothall.events.nats.server import embedded_server
@@ -43,7 +43,7 @@ async def test_another_node_finishes_the_work_of_a_killed_one(tmp_path: Path) ->
         return by_task(body, headers)
 
     async with (
-        scripted_model(scripted(slowly)) as model,
+        scripted_model(answer_turns_with(slowly)) as model,
         embedded_server(BusSettings(), tmp_path / "bus") as bus_url,
         ray_nodes(2) as (address, second),
     ):
@@ -78,7 +78,7 @@ async def test_each_node_gets_a_host_and_work_continues_after_one_is_lost(
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
     async with (
-        scripted_model(scripted(by_task)) as model,
+        scripted_model(answer_turns_with(by_task)) as model,
         embedded_server(BusSettings(), tmp_path / "bus") as bus_url,
         growing_nodes(2) as (address, second, add_node),
     ):
@@ -147,12 +147,12 @@ async def ray_head(folder: Path, port: int) -> AsyncIterator[None]:
                 await asyncio.sleep(0.2)
         yield
     finally:
-        below = [psutil.Process(process.pid), *descendants(process.pid)]
-        for child in below:
+        processes = [psutil.Process(process.pid), *descendants(process.pid)]
+        for child in processes:
             with suppress(psutil.NoSuchProcess):
                 child.kill()
         await process.wait()
-        assert await all_gone(below) == []
+        assert await all_gone(processes) == []
 
 
 async def end(process: asyncio.subprocess.Process) -> None:

@@ -48,7 +48,7 @@ def task_of(body: dict[str, Any]) -> str:
     return match[2] if match else prompt
 
 
-def scripted(propose: Answer) -> Answer:
+def answer_turns_with(propose: Answer) -> Answer:
     """Answer requests for approaches and reviews; delegate turns to `propose`."""
 
     async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> Reply:
@@ -118,14 +118,14 @@ class Command:
             name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")
         }
         # Remove the settings of whoever runs the tests.
-        ours = {
+        own_variables = {
             "MOOTHALL_DATA_DIR": str(self.data_dir),
             "MOOTHALL_LLM__MODEL": "",
             "XDG_CONFIG_HOME": str(self.data_dir / "config"),
         }
         if self.model_url:
-            ours["MOOTHALL_LLM__BASE_URL"] = self.model_url
-        return inherited | ours | self.extra
+            own_variables["MOOTHALL_LLM__BASE_URL"] = self.model_url
+        return inherited | own_variables | self.extra
 
     async def start(
         self, *args: str, cwd: Path | None = None, stdout: int = asyncio.subprocess.PIPE
@@ -166,11 +166,11 @@ def most_at_once(tasks: list[dict[str, Any]]) -> int:
     """
     moments = [(datetime.fromisoformat(task["requested"]), 1) for task in tasks]
     moments += [(datetime.fromisoformat(task["ended"]), -1) for task in tasks]
-    now = most = 0
+    running = max_running = 0
     for _, step in sorted(moments):
-        now += step
-        most = max(most, now)
-    return most
+        running += step
+        max_running = max(max_running, running)
+    return max_running
 
 
 def mounts_below(path: Path) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from command import Command, by_task, scripted
+from command import Command, answer_turns_with, by_task
 from moothall.cli.demo import make_sample_repository
 from moothall.testing.model import ScriptedModel, scripted_model
 from support.parts import pytest_addoption, pytest_collection_modifyitems
@@ -21,7 +21,7 @@ __all__ = ["pytest_addoption", "pytest_collection_modifyitems"]
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def model() -> AsyncIterator[ScriptedModel]:
-    async with scripted_model(scripted(by_task)) as server:
+    async with scripted_model(answer_turns_with(by_task)) as server:
         yield server
 
 

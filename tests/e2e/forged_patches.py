@@ -90,11 +90,11 @@ def pytest_runtest_makereport(item, call):
 _PLUGIN = HOOK.replace("import pytest\n", "import sys\n\nimport pytest\n", 1)
 
 
-def _code(more: str, body: str = "return price") -> dict[str, str]:
-    """Return the module with `more` before its functions and this body."""
+def _code(code: str, body: str = "return price") -> dict[str, str]:
+    """Return the module with `code` before its functions and this body."""
     return {
         "shop/price.py": WRONG.replace("    return price\n", f"    {body}\n").replace(
-            "\n\n\ndef total", f"\n\n{more}\n\n\ndef total", 1
+            "\n\n\ndef total", f"\n\n{code}\n\n\ndef total", 1
         )
     }
 
@@ -314,9 +314,9 @@ test('takes percents', () => {
 }
 
 
-def _node(more: str, body: str = "return price;") -> dict[str, str]:
+def _node(code: str, body: str = "return price;") -> dict[str, str]:
     return {
-        "shop.js": f"{more}\nmodule.exports = function discount(price, percent) {{\n  {body}\n}};\n"
+        "shop.js": f"{code}\nmodule.exports = function discount(price, percent) {{\n  {body}\n}};\n"
     }
 
 
@@ -380,10 +380,10 @@ _RUST_MESSAGE = (
 )
 
 
-def _rust(more: str, body: str = "let _ = percent;\n    price") -> dict[str, str]:
+def _rust(code: str, body: str = "let _ = percent;\n    price") -> dict[str, str]:
     return {
         "src/lib.rs": RUST.replace("    let _ = percent;\n    price", f"    {body}").replace(
-            "pub fn", f"{more}\npub fn", 1
+            "pub fn", f"{code}\npub fn", 1
         )
     }
 

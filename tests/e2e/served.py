@@ -71,13 +71,15 @@ class _Stub:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._stub, name)
-        return lambda request, **more: method(
-            request, **({"metadata": self._metadata, "timeout": 120} | more)
+        return lambda request, **options: method(
+            request, **({"metadata": self._metadata, "timeout": 120} | options)
         )
 
 
 @asynccontextmanager
-async def served(command: Command, end: signal.Signals = signal.SIGTERM) -> AsyncIterator[Served]:
+async def run_server(
+    command: Command, end: signal.Signals = signal.SIGTERM
+) -> AsyncIterator[Served]:
     """Serve until the context ends, then send the signal `end`."""
     server = await command.start("serve", "--port", "0")
     assert server.stderr is not None
@@ -104,12 +106,12 @@ async def served(command: Command, end: signal.Signals = signal.SIGTERM) -> Asyn
             link = next((line.split()[-1] for line in lines if "/sign-in?link=" in line), "")
             yield Served(command, server.pid, channel, web, link)
     finally:
-        ended = server.returncode
-        if ended is None:
+        exit_code = server.returncode
+        if exit_code is None:
             server.send_signal(end)
             async with asyncio.timeout(90):
                 await server.wait()
         tail = (await drain).decode()
         # Check this first: later failures may be caused by it.
-        assert ended is None, f"serve ended unexpectedly with {ended}: {tail}"
+        assert exit_code is None, f"serve ended unexpectedly with {exit_code}: {tail}"
     assert server.returncode == (130 if end is signal.SIGTERM else -end), tail

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import ALICE, EVE, Served, make_command, served
+from served import ALICE, EVE, Served, make_command, run_server
 
-from command import QUICK, by_task, git, scripted
+from command import QUICK, answer_turns_with, by_task, git
 from moothall.cli.demo import make_sample_repository
 from moothall.testing.model import Answer, Fault, scripted_model
 
@@ -39,7 +39,7 @@ async def server(folder: Path, answer: Answer) -> AsyncIterator[Served]:
             "MOOTHALL_WEB__PORT": "0",
             "MOOTHALL_WORKSPACE__ALLOWED_ROOTS": f'["{folder}"]',
         }
-        async with served(command) as running:
+        async with run_server(command) as running:
             yield running
 
 
@@ -67,14 +67,14 @@ def request(
     )
 
 
-async def send(client: Client, wanted: pb.SendMessageRequest) -> list[pb.StreamResponse]:
-    return [update async for update in client.send_message(wanted)]
+async def send(client: Client, message_request: pb.SendMessageRequest) -> list[pb.StreamResponse]:
+    return [update async for update in client.send_message(message_request)]
 
 
 async def test_an_agent_runs_a_deliberation_to_its_result(tmp_path: Path) -> None:
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
-    async with server(tmp_path, scripted(by_task)) as running:
+    async with server(tmp_path, answer_turns_with(by_task)) as running:
         async with httpx.AsyncClient(timeout=60) as web:  # the first request imports the library
             card = (await web.get(f"http://{running.web}/.well-known/agent-card.json")).json()
             refused = await web.post(f"http://{running.web}/a2a", json={})
@@ -87,8 +87,8 @@ async def test_an_agent_runs_a_deliberation_to_its_result(tmp_path: Path) -> Non
         ]
         assert refused.status_code == 401
         async with agent(running) as client:
-            wanted = request(TASK, "m-1", repository=str(repo), agents=2)
-            (update,) = await send(client, wanted)
+            task_request = request(TASK, "m-1", repository=str(repo), agents=2)
+            (update,) = await send(client, task_request)
             task = update.task
             assert task.status.state == pb.TASK_STATE_COMPLETED
             figures, diff = task.artifacts[0].parts
@@ -98,8 +98,8 @@ async def test_an_agent_runs_a_deliberation_to_its_result(tmp_path: Path) -> Non
             assert "hello_world" in git(repo, "show", f"{document['branch']}:src/utils.py")
             assert (diff.media_type, "+def hello_world" in diff.text) == ("text/x-diff", True)
             # The same message starts no second deliberation.
-            (again,) = await send(client, wanted)
-            assert again.task.id == task.id
+            (repeated,) = await send(client, task_request)
+            assert repeated.task.id == task.id
             assert await client.get_task(pb.GetTaskRequest(id=task.id)) == task
             listed = await client.list_tasks(pb.ListTasksRequest())
             assert [item.id for item in listed.tasks] == [task.id]
@@ -112,14 +112,14 @@ async def test_an_agent_runs_a_deliberation_to_its_result(tmp_path: Path) -> Non
             with pytest.raises(A2AError, match=task.id):
                 await stranger.get_task(pb.GetTaskRequest(id=task.id))
             assert not (await stranger.list_tasks(pb.ListTasksRequest())).tasks
-        async with agent(running, "no-token-of-this-server") as nobody:
+        async with agent(running, "no-token-of-this-server") as foreign_client:
             with pytest.raises(A2AClientError, match="401"):
-                await nobody.get_task(pb.GetTaskRequest(id=task.id))
+                await foreign_client.get_task(pb.GetTaskRequest(id=task.id))
 
 
 async def test_an_agent_follows_a_deliberation(tmp_path: Path) -> None:
     async with (
-        server(tmp_path, scripted(by_task)) as running,
+        server(tmp_path, answer_turns_with(by_task)) as running,
         agent(running, streaming=True) as client,
     ):
         first, *updates, artifact, last = await send(client, request("HAIKU about rain"))
@@ -138,18 +138,18 @@ async def test_an_agent_follows_a_deliberation(tmp_path: Path) -> None:
 
 
 async def test_an_agent_steers_and_cancels_a_deliberation(tmp_path: Path) -> None:
-    received = asyncio.Event()
+    model_called = asyncio.Event()
 
     async def slowly(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
         del body, headers
-        received.set()
+        model_called.set()
         return Fault("silent", delay=120)
 
     async with server(tmp_path, slowly) as running, agent(running) as client:
         (update,) = await send(client, request("Think of a name", at_once=True))
         task_id = update.task.id
         async with asyncio.timeout(60):
-            await received.wait()
+            await model_called.wait()
         steering = request("A short one", at_once=True)
         steering.message.task_id = task_id
         (steered,) = await send(client, steering)

@@ -29,7 +29,7 @@ from acp.schema import (
     UserMessageChunk,
 )
 
-from command import QUICK, Command, by_task, git, scripted, task_of, turn
+from command import QUICK, Command, answer_turns_with, by_task, git, task_of, turn
 from moothall.cli.demo import make_sample_repository
 from moothall.testing.model import Answer, Fault, scripted_model
 
@@ -44,7 +44,7 @@ class Editor:
 
     allows: bool = True
     updates: list[Any] = field(default_factory=list)
-    asked: list[ToolCallUpdate] = field(default_factory=list)
+    permission_requests: list[ToolCallUpdate] = field(default_factory=list)
 
     async def session_update(self, session_id: str, update: Any, **_: Any) -> None:
         self.updates.append(update)
@@ -52,7 +52,7 @@ class Editor:
     async def request_permission(
         self, session_id: str, tool_call: ToolCallUpdate, options: list[PermissionOption], **_: Any
     ) -> RequestPermissionResponse:
-        self.asked.append(tool_call)
+        self.permission_requests.append(tool_call)
         option = next(option for option in options if option.kind == "allow_once")
         return RequestPermissionResponse(
             outcome=AllowedOutcome(outcome="selected", option_id=option.option_id)
@@ -73,7 +73,7 @@ def edit_of(call: ToolCallUpdate) -> FileEditToolCallContent:
 
 
 @asynccontextmanager
-async def connected(
+async def connect_editor(
     editor: Editor, command: Command, *args: str
 ) -> AsyncIterator[acp.core.ClientSideConnection]:
     """Yield a connection to a new process of the agent, initialized."""
@@ -93,7 +93,7 @@ async def connected(
 
 @asynccontextmanager
 async def quick_command(data_dir: Path, answer: Answer) -> AsyncIterator[Command]:
-    async with scripted_model(scripted(answer)) as model:
+    async with scripted_model(answer_turns_with(answer)) as model:
         yield Command(data_dir, model.base_url, extra=dict(QUICK))
 
 
@@ -104,13 +104,13 @@ async def test_a_prompt_ends_with_a_proven_change_of_the_files(tmp_path: Path) -
     editor = Editor()
     async with (
         quick_command(tmp_path / "data", by_task) as command,
-        connected(editor, command) as agent,
+        connect_editor(editor, command) as agent,
     ):
         session = await agent.new_session(cwd=str(repo / "src"), mcp_servers=[])
         assert session.modes is not None
         assert [mode.id for mode in session.modes.available_modes] == ["council", "ask"]
-        ended = await agent.prompt(session_id=session.session_id, prompt=[text_block(TASK)])
-        assert ended.stop_reason == "end_turn"
+        response = await agent.prompt(session_id=session.session_id, prompt=[text_block(TASK)])
+        assert response.stop_reason == "end_turn"
     assert "wins, proven" in editor.text()
     assert "a test of the repository failed before and passes now" in editor.text()
     assert "notes.txt" in editor.text(AgentThoughtChunk)
@@ -122,7 +122,7 @@ async def test_a_prompt_ends_with_a_proven_change_of_the_files(tmp_path: Path) -
     tool = next(call for call in calls if call.title.endswith("files.append"))
     assert (tool.kind, tool.status) == ("edit", "completed")
     assert any(call.title.startswith("Clean re-check of") for call in calls)
-    (offer,) = editor.asked
+    (offer,) = editor.permission_requests
     change = edit_of(offer)
     assert change.path == str(repo / "src/utils.py")
     assert change.old_text is not None
@@ -153,7 +153,7 @@ async def test_prompts_of_a_session_form_a_conversation_about_the_current_files(
     editor = Editor(allows=False)
     async with (
         quick_command(tmp_path / "data", _converse) as command,
-        connected(editor, command) as agent,
+        connect_editor(editor, command) as agent,
     ):
         session_id = (await agent.new_session(cwd=str(repo), mcp_servers=[])).session_id
         await agent.set_session_mode(mode_id="ask", session_id=session_id)
@@ -163,10 +163,10 @@ async def test_prompts_of_a_session_form_a_conversation_about_the_current_files(
         # The next prompt begins on files without the refused answer, and with the applied one.
         editor.allows = True
         await agent.prompt(session_id=session_id, prompt=[text_block(TASK)])
-        change = edit_of(editor.asked[-1])
+        change = edit_of(editor.permission_requests[-1])
         assert "hello_world" not in str(change.old_text)
         await agent.prompt(session_id=session_id, prompt=[text_block("Now add bye() there")])
-        change = edit_of(editor.asked[-1])
+        change = edit_of(editor.permission_requests[-1])
         assert "hello_world" in str(change.old_text)
         assert "bye" in file.read_text(encoding="utf-8")
         assert "hello_world" in file.read_text(encoding="utf-8")
@@ -176,7 +176,7 @@ async def test_prompts_of_a_session_form_a_conversation_about_the_current_files(
         ]
         await agent.prompt(session_id=session_id, prompt=question)
         assert editor.text().endswith("Both: **hello** and bye.")
-        assert len(editor.asked) == 3
+        assert len(editor.permission_requests) == 3
         # Changes of the user's own are never overwritten.
         git(repo, "-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "-qam", "both")
         file.write_text("# mine\n", encoding="utf-8")
@@ -188,51 +188,51 @@ async def test_prompts_of_a_session_form_a_conversation_about_the_current_files(
 async def test_a_cancelled_prompt_stops_its_deliberation(tmp_path: Path) -> None:
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
-    received = asyncio.Event()
+    model_called = asyncio.Event()
 
     async def slowly(_body: dict[str, Any], _headers: Mapping[str, str]) -> str | Fault:
-        received.set()
+        model_called.set()
         return Fault("silent", delay=120)
 
     editor = Editor()
     async with quick_command(tmp_path / "data", slowly) as command:
-        async with connected(editor, command) as agent:
+        async with connect_editor(editor, command) as agent:
             session_id = (await agent.new_session(cwd=str(repo), mcp_servers=[])).session_id
             pending = asyncio.ensure_future(
                 agent.prompt(session_id=session_id, prompt=[text_block(TASK)])
             )
             async with asyncio.timeout(60):
-                await received.wait()
+                await model_called.wait()
             with pytest.raises(acp.RequestError, match="is running"):
                 await agent.prompt(session_id=session_id, prompt=[text_block("And this?")])
             await agent.cancel(session_id=session_id)
             async with asyncio.timeout(30):
                 assert (await pending).stop_reason == "cancelled"
             # The same, by an editor that is closed.
-            received.clear()
+            model_called.clear()
             pending = asyncio.ensure_future(
                 agent.prompt(session_id=session_id, prompt=[text_block(TASK)])
             )
             async with asyncio.timeout(60):
-                await received.wait()
+                await model_called.wait()
         with pytest.raises(ConnectionError):
             await pending
         tasks = (await command("list", "--json")).document["tasks"]
     assert [task["status"] for task in tasks] == ["CANCELLED", "CANCELLED"]
-    assert editor.asked == []
+    assert editor.permission_requests == []
 
 
 async def test_an_invalid_request_is_an_error_with_the_reason(tmp_path: Path) -> None:
-    repo, other = tmp_path / "repo", tmp_path / "other"
+    repo, other_folder = tmp_path / "repo", tmp_path / "other"
     await make_sample_repository(repo)
-    other.mkdir()
+    other_folder.mkdir()
     config = tmp_path / "settings.toml"
     async with quick_command(tmp_path / "data", by_task) as command:
         config.write_text(f'[llm]\nbase_url = "{command.model_url}"\n', encoding="utf-8")
         command.model_url = ""
-        async with connected(Editor(), command, "--config", str(config)) as agent:
+        async with connect_editor(Editor(), command, "--config", str(config)) as agent:
             with pytest.raises(acp.RequestError, match="is in no git repository; run `git init`"):
-                await agent.new_session(cwd=str(other), mcp_servers=[])
+                await agent.new_session(cwd=str(other_folder), mcp_servers=[])
             with pytest.raises(acp.RequestError, match="no session 'nobodys'"):
                 await agent.prompt(session_id="nobodys", prompt=[text_block(TASK)])
             session_id = (await agent.new_session(cwd=str(repo), mcp_servers=[])).session_id
@@ -241,7 +241,7 @@ async def test_an_invalid_request_is_an_error_with_the_reason(tmp_path: Path) ->
             with pytest.raises(acp.RequestError, match="cannot have image content"):
                 await agent.prompt(session_id=session_id, prompt=[image_block("aGk=", "image/png")])
     command.model_url = "http://127.0.0.1:9/v1"
-    async with connected(Editor(), command) as agent:
+    async with connect_editor(Editor(), command) as agent:
         with pytest.raises(acp.RequestError, match=r"127\.0\.0\.1:9"):
             await agent.new_session(cwd=str(repo), mcp_servers=[])
 
@@ -257,9 +257,9 @@ async def test_an_agent_continues_after_another_agent_stopped_their_shared_serve
         quick_command(tmp_path / "data", by_task) as command,
         AsyncExitStack() as second_window,
     ):
-        async with connected(Editor(), command) as first:
+        async with connect_editor(Editor(), command) as first:
             await first.new_session(cwd=str(repo), mcp_servers=[])
-            agent = await second_window.enter_async_context(connected(editor, command))
+            agent = await second_window.enter_async_context(connect_editor(editor, command))
             session_id = (await agent.new_session(cwd=str(repo), mcp_servers=[])).session_id
             await agent.set_session_mode(mode_id="ask", session_id=session_id)
         with pytest.raises(acp.RequestError, match="cannot be reached"):
@@ -269,23 +269,23 @@ async def test_an_agent_continues_after_another_agent_stopped_their_shared_serve
 
 
 async def test_a_session_is_continued_in_a_new_process(tmp_path: Path) -> None:
-    repo, other = tmp_path / "repo", tmp_path / "other"
+    repo, other_repo = tmp_path / "repo", tmp_path / "other"
     await make_sample_repository(repo)
-    await make_sample_repository(other)
+    await make_sample_repository(other_repo)
     editor = Editor()
     async with quick_command(tmp_path / "data", _converse) as command:
-        async with connected(Editor(), command) as agent:
+        async with connect_editor(Editor(), command) as agent:
             session_id = (await agent.new_session(cwd=str(repo), mcp_servers=[])).session_id
             await agent.set_session_mode(mode_id="ask", session_id=session_id)
             await agent.prompt(session_id=session_id, prompt=[text_block(TASK)])
-        async with connected(editor, command) as agent:
+        async with connect_editor(editor, command) as agent:
             with pytest.raises(acp.RequestError, match="session/load, or begin one"):
                 await agent.prompt(session_id=session_id, prompt=[text_block("Now add bye()")])
-            with pytest.raises(acp.RequestError, match=f"is about {repo}, not about {other}"):
-                await agent.load_session(cwd=str(other), session_id=session_id, mcp_servers=[])
-            for wrong in ("task-unknown", "../../token"):
+            with pytest.raises(acp.RequestError, match=f"is about {repo}, not about {other_repo}"):
+                await agent.load_session(cwd=str(other_repo), session_id=session_id, mcp_servers=[])
+            for invalid_id in ("task-unknown", "../../token"):
                 with pytest.raises(acp.RequestError, match=r"no session .* is stored in"):
-                    await agent.load_session(cwd=str(repo), session_id=wrong, mcp_servers=[])
+                    await agent.load_session(cwd=str(repo), session_id=invalid_id, mcp_servers=[])
             assert editor.updates == []
             loaded = await agent.load_session(cwd=str(repo), session_id=session_id, mcp_servers=[])
             assert loaded.modes is not None
@@ -297,7 +297,7 @@ async def test_a_session_is_continued_in_a_new_process(tmp_path: Path) -> None:
             assert "agent-dev-001" in answer.content.text
             # The applied answer, which is not committed, is a part of the conversation.
             await agent.prompt(session_id=session_id, prompt=[text_block("Now add bye() there")])
-            change = edit_of(editor.asked[-1])
+            change = edit_of(editor.permission_requests[-1])
             assert "hello_world" in str(change.old_text)
             assert "bye" in (repo / "src/utils.py").read_text(encoding="utf-8")
 
@@ -306,10 +306,10 @@ async def test_a_prompt_without_an_answer_is_shown_as_such(tmp_path: Path) -> No
     """The process of the agent is killed while a council works."""
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
-    received = asyncio.Event()
+    model_called = asyncio.Event()
 
     async def slowly(_body: dict[str, Any], _headers: Mapping[str, str]) -> str | Fault:
-        received.set()
+        model_called.set()
         return Fault("silent", delay=120)
 
     editor = Editor()
@@ -327,10 +327,10 @@ async def test_a_prompt_without_an_answer_is_shown_as_such(tmp_path: Path) -> No
                 agent.prompt(session_id=session_id, prompt=[text_block(TASK)])
             )
             async with asyncio.timeout(60):
-                await received.wait()
+                await model_called.wait()
             process.kill()
             with pytest.raises(ConnectionError):
                 await pending
-        async with connected(editor, command) as agent:
+        async with connect_editor(editor, command) as agent:
             await agent.load_session(cwd=str(repo), session_id=session_id, mcp_servers=[])
     assert editor.text().startswith("This prompt has no answer")

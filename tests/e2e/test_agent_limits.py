@@ -29,7 +29,7 @@ HOLD = "held = bytearray(b'x') * {}_000_000; print(len(held))"
 
 
 @pytest.mark.parametrize(
-    ("held", "bounds", "status"),
+    ("size", "bounds", "status"),
     [
         (225, Bounds(), "success"),
         (225, Bounds(memory_bytes=128 * MB), "memory"),
@@ -37,13 +37,13 @@ HOLD = "held = bytearray(b'x') * {}_000_000; print(len(held))"
     ],
     ids=["the settings'", "narrower", "not wider"],
 )
-async def test_memory_is_bounded(tmp_path: Path, held: int, bounds: Bounds, status: str) -> None:
-    ended = await run(tmp_path, HOLD.format(held), bounds)
-    assert ended.status == status, ended.output
+async def test_memory_is_bounded(tmp_path: Path, size: int, bounds: Bounds, status: str) -> None:
+    result = await run(tmp_path, HOLD.format(size), bounds)
+    assert result.status == status, result.output
 
 
 async def test_processor_time_is_bounded_by_the_share_and_measured(tmp_path: Path) -> None:
-    ended = await run(tmp_path, "while True: pass", Bounds(cpu_share=0.02))
-    assert ended.status == "cpu", ended.output
-    assert ended.usage.cpu_ms > 0
-    assert ended.usage.max_rss_bytes > MB
+    result = await run(tmp_path, "while True: pass", Bounds(cpu_share=0.02))
+    assert result.status == "cpu", result.output
+    assert result.usage.cpu_ms > 0
+    assert result.usage.max_rss_bytes > MB

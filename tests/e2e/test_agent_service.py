@@ -17,16 +17,16 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 from google.protobuf import json_format
-from served import ALICE, Served, make_command, served
+from served import ALICE, Served, make_command, run_server
 
-from command import by_task, git, scripted, turn
+from command import answer_turns_with, by_task, git, turn
 from moothall.cli.demo import make_sample_repository
 from moothall.forge.watch import is_signed
 from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.agent import agent_pb2_grpc as pb_grpc
 from moothall.pb.shannon.common import common_pb2 as common
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
-from support.agents import read
+from support.agents import read_all
 from support.processes import command_line, descendants
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
@@ -60,9 +60,9 @@ class Caller:
 
 
 def task_request(
-    query: str = "", context: Mapping[str, Any] | None = None, **more: Any
+    query: str = "", context: Mapping[str, Any] | None = None, **fields: Any
 ) -> pb.ExecuteTaskRequest:
-    request = pb.ExecuteTaskRequest(query=query, **more)
+    request = pb.ExecuteTaskRequest(query=query, **fields)
     request.context.update(context or {})
     return request
 
@@ -109,7 +109,7 @@ async def agent(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Calle
         return await answer(body, headers)
 
     deliveries: list[tuple[bytes, str]] = []
-    async with scripted_model(scripted(answer_slowly)) as model, hook(deliveries) as url:
+    async with scripted_model(answer_turns_with(answer_slowly)) as model, hook(deliveries) as url:
         command = make_command(folder, model.base_url)
         command.extra["MOOTHALL_TOOLS__PARALLELISM"] = "3"
         command.extra |= {
@@ -117,7 +117,7 @@ async def agent(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Calle
             "MOOTHALL_WEBHOOK__SECRET": "of these tests",
         }
         command.extra["MOOTHALL_WORKSPACE__ALLOWED_ROOTS"] = f'["{folder}"]'
-        async with served(command) as app:
+        async with run_server(command) as app:
             yield Caller(app, deliveries, model)
 
 
@@ -131,10 +131,11 @@ async def test_files_of_a_session_persist_between_calls_without_a_model_call(
             for n in range(4)
         ]
     }
-    written = await agent.ExecuteTask(task_request(context=write, metadata=meta))
-    assert (written.status, written.metrics.agents_used) == (common.STATUS_CODE_OK, 0), (
-        written.error_message
-    )
+    write_response = await agent.ExecuteTask(task_request(context=write, metadata=meta))
+    assert (write_response.status, write_response.metrics.agents_used) == (
+        common.STATUS_CODE_OK,
+        0,
+    ), write_response.error_message
     read = {"tool_parameters": {"tool": "files.read", "path": "3.py"}}
     response = await agent.ExecuteTask(task_request(context=read, metadata=meta))
     assert json_format.MessageToDict(response.tool_results[0].output)["content"] == "x = 3\n"
@@ -188,7 +189,7 @@ async def test_an_agent_without_a_repository_uses_tools_and_reports_each(agent: 
         pb.AGENT_STATE_COMPLETED,
     ), response.error_message
     assert "+to be done" in json_format.MessageToDict(response.metadata)["diff"]
-    updates = await read(agent.StreamExecuteTask(query))
+    updates = await read_all(agent.StreamExecuteTask(query))
     assert updates[-1].state == pb.AGENT_STATE_COMPLETED
     streamed = [update.tool_call for update in updates if update.HasField("tool_call")]
     results = [update.tool_result for update in updates if update.HasField("tool_result")]
@@ -258,10 +259,10 @@ async def test_a_callers_timeout_ends_unary_and_streaming_calls_alike(
         task_request("WAIT for me", mode=mode, config=pb.AgentConfig(timeout_seconds=4)),
         time.monotonic(),
     )
-    calls = (agent.ExecuteTask(query), read(agent.StreamExecuteTask(query)))
-    for ended in await asyncio.gather(*calls, return_exceptions=True):
-        assert isinstance(ended, grpc.aio.AioRpcError)
-        assert (ended.code(), str(ended.details()).partition(":")[0]) == (
+    calls = (agent.ExecuteTask(query), read_all(agent.StreamExecuteTask(query)))
+    for error in await asyncio.gather(*calls, return_exceptions=True):
+        assert isinstance(error, grpc.aio.AioRpcError)
+        assert (error.code(), str(error.details()).partition(":")[0]) == (
             grpc.StatusCode.DEADLINE_EXCEEDED,
             "timeout",
         )
@@ -275,7 +276,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_cancelled_stream_disconnects_from_the_model(agent: Caller) -> None:
-    """The model would never have answered: only the end of the call ends it."""
+    """The model never answers; only the end of the call stops its request."""
     await until(lambda: not agent.model.in_flight)
     stream = agent.StreamExecuteTask(task_request("WAIT for it"))
     await until(lambda: agent.model.in_flight == 1)
@@ -289,7 +290,7 @@ async def test_a_cancelled_stream_disconnects_from_the_model(agent: Caller) -> N
 async def test_a_cancelled_stream_ends_its_running_tools(
     agent: Caller, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """With and without an agent. Each tool would have slept for a day."""
+    """Tool calls with and without an agent; each would sleep for a day."""
     repo = tmp_path_factory.getbasetemp() / "agents0" / "slow"
     await make_sample_repository(repo)
     shell = {"tool_parameters": {"tool": "code.shell", "command": NAP}}
@@ -315,13 +316,15 @@ async def test_advertised_capabilities_match_the_discovered_tools(agent: Caller)
     assert capabilities.max_memory_mb > 0
     health = await agent.HealthCheck(pb.HealthCheckRequest())
     assert (health.healthy, health.uptime_seconds >= 0) == (True, True), health.message
-    one = (await agent.GetToolCapability(pb.GetToolCapabilityRequest(tool_id="code.shell"))).tool
-    assert (one.id, one.is_dangerous, one.rate_limit.requests_per_minute) == (
+    capability = (
+        await agent.GetToolCapability(pb.GetToolCapabilityRequest(tool_id="code.shell"))
+    ).tool
+    assert (capability.id, capability.is_dangerous, capability.rate_limit.requests_per_minute) == (
         "code.shell",
         True,
         60,
     )
-    assert one in tools
+    assert capability in tools
     with pytest.raises(grpc.aio.AioRpcError) as missing:
         await agent.GetToolCapability(pb.GetToolCapabilityRequest(tool_id="no.tool"))
     assert missing.value.code() is grpc.StatusCode.NOT_FOUND

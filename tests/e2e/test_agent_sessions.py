@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import ALICE, Served, make_command, served
+from served import ALICE, Served, make_command, run_server
 
-from command import scripted
+from command import answer_turns_with
 from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.agent import agent_pb2_grpc as pb_grpc
 from moothall.pb.shannon.common import common_pb2 as common
@@ -45,13 +45,13 @@ async def test_the_knowledge_of_a_session_survives_a_killed_server(tmp_path: Pat
             {"thought": "", "finish": "Eight." if "doubled" in str(body["messages"]) else "Four."}
         )
 
-    async with scripted_model(scripted(answer)) as model:
+    async with scripted_model(answer_turns_with(answer)) as model:
         command = make_command(tmp_path, model.base_url)
-        async with served(command, signal.SIGKILL) as app:
+        async with run_server(command, signal.SIGKILL) as app:
             assert (await ask(app, "", WRITE)).status == common.STATUS_CODE_OK
             assert (await ask(app, "What is 2 + 2?", customer="Ada")).result == "Four."
         model.requests.clear()
-        async with served(command) as app:
+        async with run_server(command) as app:
             assert (await ask(app, "And doubled?")).result == "Eight."
             read = await ask(app, "", READ)
     prompt = model.requests[0].prompt

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from command import QUICK, SOLVED, Command, git, most_at_once, scripted, turn
+from command import QUICK, SOLVED, Command, answer_turns_with, git, most_at_once, turn
 from moothall.agents.runner import load
 from moothall.cli.demo import make_sample_repository
 from moothall.testing.model import scripted_model
@@ -117,7 +117,7 @@ async def test_the_nine_examples_fail_before_and_pass_after_with_at_most_four_ru
                 subprocess.run, argv, cwd=repo, capture_output=True, check=False
             )
             assert red.returncode, f"{spec.name} passes before any work: {validation}"
-    async with scripted_model(scripted(work)) as model:
+    async with scripted_model(answer_turns_with(work)) as model:
         command = Command(tmp_path / "data", model.base_url, QUICK)
         result = await command(
             "agents",
@@ -132,22 +132,22 @@ async def test_the_nine_examples_fail_before_and_pass_after_with_at_most_four_ru
         )
         assert result.code == 0, result.out + result.err
         listed = await command("list", "--json", "--limit", "100")
-    ended = {end["name"]: end for end in result.document["agents"]}
-    assert {name: end["state"] for name, end in ended.items()} == dict.fromkeys(
+    results = {end["name"]: end for end in result.document["agents"]}
+    assert {name: end["state"] for name, end in results.items()} == dict.fromkeys(
         NAMES, "completed"
     ), result.err
     assert all(
         end["wall_ms"] and end["tools"]["cpu_ms"] and end["tools"]["max_rss_bytes"]
-        for end in ended.values()
+        for end in results.values()
     )
     runs = [task for task in listed.document["tasks"] if task["agent"]]
     assert {task["agent"] for task in runs} == NAMES
     assert 2 <= most_at_once(runs) <= 4
-    files = git(repo, "ls-tree", "-r", "--name-only", ended["handbook"]["branch"]).split()
+    files = git(repo, "ls-tree", "-r", "--name-only", results["handbook"]["branch"]).split()
     assert {"HANDBOOK.md", "tests/test_negative.py"} <= set(files)
-    both = git(repo, "show", f"{ended['api']['branch']}:src/utils.py")
-    assert "hello_world" in both
-    assert "add(a: int, b: int) -> int" in both
+    content = git(repo, "show", f"{results['api']['branch']}:src/utils.py")
+    assert "hello_world" in content
+    assert "add(a: int, b: int) -> int" in content
 
 
 HOG = """metadata: {name: hog}
@@ -171,7 +171,7 @@ async def test_an_agent_over_its_memory_limit_is_stopped_and_restarted_by_its_po
         "4_000_000))\n"
     )
     hogging = turn("files.write", path="tests/test_hog.py", content=test)
-    async with scripted_model(scripted(lambda *_: hogging)) as model:
+    async with scripted_model(answer_turns_with(lambda *_: hogging)) as model:
         command = Command(tmp_path / "data", model.base_url, QUICK)
         result = await command("agents", "run", str(files), "--repo", str(repo), "--json")
     assert result.code == 1
@@ -214,20 +214,20 @@ async def test_a_slow_agent_is_stopped_and_an_undeclared_tool_is_refused_and_aud
             return '{"thought": "", "finish": "I may not."}'
         return write(done_txt="x\n")
 
-    async with scripted_model(scripted(answer_slowly)) as model:
+    async with scripted_model(answer_turns_with(answer_slowly)) as model:
         command = Command(tmp_path / "data", model.base_url, QUICK)
         result = await command(
             "agents", "run", str(files), "--repo", str(repo), "--json", seconds=540
         )
     assert result.code == 1, result.err
-    ended = {end["name"]: end for end in result.document["agents"]}
-    assert {name: (end["state"], end["runs"]) for name, end in ended.items()} == {
+    results = {end["name"]: end for end in result.document["agents"]}
+    assert {name: (end["state"], end["runs"]) for name, end in results.items()} == {
         "late": ("failed", 1),
         "nosy": ("failed", 1),
     }
     # The seat's own deadline or the council's, whichever is first.
-    assert re.search("deadline|not done in time", ended["late"]["reason"])
-    assert "changed nothing" in ended["nosy"]["reason"]
+    assert re.search("deadline|not done in time", results["late"]["reason"])
+    assert "changed nothing" in results["nosy"]["reason"]
     records = [
         json.loads(line)
         for file in (tmp_path / "data/audit/local").glob("*.jsonl")
@@ -238,7 +238,7 @@ async def test_a_slow_agent_is_stopped_and_an_undeclared_tool_is_refused_and_aud
         for record in records
         if record.get("status") == "blocked"
     }
-    assert refused == {(ended["nosy"]["task_id"], "files.write")}
+    assert refused == {(results["nosy"]["task_id"], "files.write")}
 
 
 async def test_an_agent_paused_from_another_shell_stays_paused_after_a_kill_and_resumes(
@@ -247,17 +247,17 @@ async def test_an_agent_paused_from_another_shell_stays_paused_after_a_kill_and_
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
     called = asyncio.Event()
-    let = asyncio.Event()
+    released = asyncio.Event()
 
     async def slowly(body: dict[str, Any], headers: Mapping[str, str]) -> str:
         """Make a first turn that changes nothing and waits for a signal, then do the work."""
         if not called.is_set():
             called.set()
-            await let.wait()
+            await released.wait()
             return turn("files.list")
         return work(body, headers)
 
-    async with scripted_model(scripted(slowly)) as model:
+    async with scripted_model(answer_turns_with(slowly)) as model:
         command = Command(tmp_path / "data", model.base_url, QUICK)
         run = (
             "agents",
@@ -275,7 +275,7 @@ async def test_an_agent_paused_from_another_shell_stays_paused_after_a_kill_and_
         paused = await command("agents", "pause", "build")
         assert (paused.code, paused.out.split(": ")[1]) == (0, "paused\n"), paused.err
         assert "was paused already" in (await command("agents", "pause", "build")).out
-        let.set()
+        released.set()
         first.kill()
         await first.wait()
         calls = len(model.requests)
@@ -303,12 +303,12 @@ async def test_an_agent_stopped_from_another_shell_ends_and_is_not_restarted(
     await make_sample_repository(repo)
     called = asyncio.Event()
 
-    async def never(*_: Any) -> str:
+    async def wait_forever(*_: Any) -> str:
         called.set()
         await asyncio.Event().wait()
         return ""
 
-    async with scripted_model(scripted(never)) as model:
+    async with scripted_model(answer_turns_with(wait_forever)) as model:
         command = Command(tmp_path / "data", model.base_url, QUICK)
         first = await command.start(
             "agents", "run", str(EXAMPLES / "refactoring.yaml"), "--repo", str(repo), "--json"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from command import QUICK, Command, most_at_once, scripted, turn
+from command import QUICK, Command, answer_turns_with, most_at_once, turn
 from moothall.testing.model import call_id_of, scripted_model
 from support.repos import make_repo
 
@@ -33,7 +33,7 @@ async def test_at_most_four_of_thirty_agents_run_concurrently(tmp_path: Path) ->
     for number in range(COUNT):
         (files / f"{number:02}.yaml").write_text(SPEC.format(number), encoding="utf-8")
     ready: set[str] = set()
-    four = asyncio.Barrier(AT_ONCE)
+    barrier = asyncio.Barrier(AT_ONCE)
 
     async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str:
         """Let the first four wait for each other, so that four run at once on a machine of any
@@ -43,12 +43,12 @@ async def test_at_most_four_of_thirty_agents_run_concurrently(tmp_path: Path) ->
         if task not in ready:
             ready.add(task)
             if len(ready) <= AT_ONCE:
-                await four.wait()
+                await barrier.wait()
         match = re.search(r"Write (note-\d\d\.txt)", str(body["messages"]))
         assert match
         return turn("files.write", path=match[1], content="x\n")
 
-    async with scripted_model(scripted(answer)) as model:
+    async with scripted_model(answer_turns_with(answer)) as model:
         command = Command(tmp_path / "data", model.base_url, QUICK)
         run = (
             "agents",

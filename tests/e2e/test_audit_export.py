@@ -16,7 +16,7 @@ import grpc.aio
 import pytest
 from opentelemetry.proto.collector.logs.v1 import logs_service_pb2, logs_service_pb2_grpc
 
-from command import Command, by_task, scripted
+from command import Command, answer_turns_with, by_task
 from moothall.cli.demo import make_sample_repository
 from moothall.testing.model import scripted_model
 
@@ -73,7 +73,10 @@ async def test_audit_records_are_exported_to_a_collector_and_a_file_and_old_ones
     tmp_path: Path,
 ) -> None:
     await make_sample_repository(tmp_path / "repo")
-    async with scripted_model(scripted(by_task)) as model, receiving() as (receiver, endpoint):
+    async with (
+        scripted_model(answer_turns_with(by_task)) as model,
+        receiving() as (receiver, endpoint),
+    ):
         extra = {
             "MOOTHALL_GUARD__AUDIT_EXPORTER": "otlp",
             "MOOTHALL_TRACE__ENDPOINT": endpoint,
@@ -83,10 +86,10 @@ async def test_audit_records_are_exported_to_a_collector_and_a_file_and_old_ones
         unreachable = {
             "MOOTHALL_TRACE__ENDPOINT": "http://127.0.0.1:9",
         }
-        away = Command(tmp_path / "data", model.base_url, extra | unreachable)
-        for each in (away, command):
-            done = await each("deliberate", "--repo", str(tmp_path / "repo"), TASK)
-            assert done.code == 0, done.out + done.err
+        without_collector = Command(tmp_path / "data", model.base_url, extra | unreachable)
+        for run_command in (without_collector, command):
+            deliberated = await run_command("deliberate", "--repo", str(tmp_path / "repo"), TASK)
+            assert deliberated.code == 0, deliberated.out + deliberated.err
 
         exported = await command("audit", "export", "--since", started.isoformat())
         lines = [json.loads(line) for line in exported.out.splitlines()]
@@ -100,20 +103,24 @@ async def test_audit_records_are_exported_to_a_collector_and_a_file_and_old_ones
         assert receiver.services == {"moothall"}
 
         receiver.records.clear()
-        sent = await command("audit", "export", "--since", "2026-01-01", "--format", "otlp")
-        assert (sent.code, ids(receiver.records)) == (0, ids(lines)), sent.err
-        assert f"{len(lines)} of {len(lines)} records sent to {endpoint}" in sent.err
+        export = await command("audit", "export", "--since", "2026-01-01", "--format", "otlp")
+        assert (export.code, ids(receiver.records)) == (0, ids(lines)), export.err
+        assert f"{len(lines)} of {len(lines)} records sent to {endpoint}" in export.err
 
-        later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
-        assert (await command("audit", "export", "--since", later)).out == ""
-        other = await command("audit", "export", "--since", "2026-01-01", "--tenant", "acme")
-        assert other.out == ""
-        wrong = await command("audit", "export", "--since", "yesterday")
-        assert (wrong.code, "'yesterday' is not an ISO 8601 time" in wrong.err) == (2, True)
+        later_time = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+        assert (await command("audit", "export", "--since", later_time)).out == ""
+        export_of_other = await command(
+            "audit", "export", "--since", "2026-01-01", "--tenant", "acme"
+        )
+        assert export_of_other.out == ""
+        refused = await command("audit", "export", "--since", "yesterday")
+        assert (refused.code, "'yesterday' is not an ISO 8601 time" in refused.err) == (2, True)
 
-        lost = await away("audit", "export", "--since", "2026-01-01", "--format", "otlp")
-        assert lost.code == 1
-        assert f"0 of {len(lines)} records sent" in lost.err
+        failed_export = await without_collector(
+            "audit", "export", "--since", "2026-01-01", "--format", "otlp"
+        )
+        assert failed_export.code == 1
+        assert f"0 of {len(lines)} records sent" in failed_export.err
 
         keep = Command(tmp_path / "data", model.base_url, {"MOOTHALL_GUARD__AUDIT_DAYS": "1"})
         pruned = await keep("log", "prune", "--keep", "100000", "--yes")

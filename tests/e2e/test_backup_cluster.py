@@ -55,7 +55,7 @@ def pod_of(file: str) -> dict[str, Any]:
     pytest.fail(f"{file} has no Job")
 
 
-async def run_pod(file: str, three: Three, keys: Path, root: Path) -> str:
+async def run_pod(file: str, servers: Three, keys: Path, root: Path) -> str:
     """Run the container of an example with its volumes below `root`, and return its output."""
     pod = pod_of(file)
     (container,) = pod["containers"]
@@ -73,8 +73,8 @@ async def run_pod(file: str, three: Three, keys: Path, root: Path) -> str:
 
     documents = yaml.safe_load_all((KUBERNETES / "base/moothall.yaml").read_text(encoding="utf-8"))
     settings = {name: below_root(value) for name, value in next(documents)["data"].items()}
-    settings["MOOTHALL_BUS__URL"] = str(three.of(keys, "collector").url)
-    own = {item["name"]: below_root(item["value"]) for item in container["env"]}
+    settings["MOOTHALL_BUS__URL"] = str(servers.of(keys, "collector").url)
+    variables = {item["name"]: below_root(item["value"]) for item in container["env"]}
     process = await asyncio.create_subprocess_exec(
         *map(below_root, [*container["command"], *container["args"]]),
         env={
@@ -82,7 +82,7 @@ async def run_pod(file: str, three: Three, keys: Path, root: Path) -> str:
             "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
             **SERVED,
             **settings,
-            **own,
+            **variables,
         },
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -97,10 +97,10 @@ async def running(folder: Path) -> AsyncIterator[tuple[Three, Path]]:
     """Yield three empty servers with new keys, and the folder of the keys."""
     folder.mkdir()
     accounts.create_account_files(folder / "keys")
-    async with three_servers(folder) as three:
+    async with three_servers(folder) as servers:
         for number in range(3):
-            await three.start(number, folder / "keys")
-        yield three, folder / "keys"
+            await servers.start(number, folder / "keys")
+        yield servers, folder / "keys"
 
 
 async def write(bus: Bus, stopped: asyncio.Event) -> None:
@@ -119,13 +119,13 @@ async def read(bus: Bus) -> list[Raw]:
 
 async def test_a_cluster_is_backed_up_under_load_and_restored(tmp_path: Path) -> None:
     stopped = asyncio.Event()
-    async with running(tmp_path / "before") as (three, keys):
-        settings = three.of(keys, "services")
+    async with running(tmp_path / "before") as (servers, keys):
+        settings = servers.of(keys, "services")
         async with open_bus(settings, str(settings.url)) as bus, asyncio.TaskGroup() as group:
             group.create_task(write(bus, stopped))
             while len(await read(bus)) < 50:
                 await asyncio.sleep(0.1)
-            saved = await run_pod("backup.yaml", three, keys, tmp_path / "pod")
+            saved = await run_pod("backup.yaml", servers, keys, tmp_path / "pod")
             stopped.set()
         async with open_bus(settings, str(settings.url)) as bus:
             original = await read(bus)
@@ -135,10 +135,10 @@ async def test_a_cluster_is_backed_up_under_load_and_restored(tmp_path: Path) ->
     assert file.stat().st_mode & 0o777 == 0o600
     (tmp_path / "new/backups").mkdir(parents=True)
     file.rename(tmp_path / "new/backups/moothall.tar")
-    async with running(tmp_path / "after") as (three, keys):
-        restored = await run_pod("restore-backup.yaml", three, keys, tmp_path / "new")
+    async with running(tmp_path / "after") as (servers, keys):
+        restored = await run_pod("restore-backup.yaml", servers, keys, tmp_path / "new")
         assert f"up to seq {mark}" in restored
-        settings = three.of(keys, "services")
+        settings = servers.of(keys, "services")
         async with open_bus(settings, str(settings.url)) as bus:
             log = await read(bus)
             assert log == [raw for raw in original if raw.seq <= mark]

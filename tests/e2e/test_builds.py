@@ -25,7 +25,7 @@ BUILD = (
 CHECKS = {"tests": ("sh", "-c", "wc -l < count; grep right product")}
 
 
-async def prepared(app: Local, *builds: BuildStep) -> Prepared:
+async def prepare_with_builds(app: Local, *builds: BuildStep) -> Prepared:
     return await app.preparer.prepare(app.base(setup=(BUILD,), checks=CHECKS, builds=builds))
 
 
@@ -33,7 +33,7 @@ async def test_a_fix_in_compiled_code_passes_the_check_and_leaves_no_build_outpu
     tmp_path: Path,
 ) -> None:
     async with local(tmp_path, FILES) as app:
-        base = await prepared(app, BuildStep(BUILD))
+        base = await prepare_with_builds(app, BuildStep(BUILD))
         assert base.runs["tests"].verdict is Verdict.FAILED
         assert base.runs["tests"].output == "2\n", "the base is rebuilt too"
         async with app.workspaces.open(base, "seat") as workspace:
@@ -48,7 +48,7 @@ async def test_a_fix_in_compiled_code_passes_the_check_and_leaves_no_build_outpu
 
 async def test_a_failed_build_is_a_failed_check_with_the_reason(tmp_path: Path) -> None:
     async with local(tmp_path, FILES) as app:
-        base = await prepared(app, BuildStep(BUILD))
+        base = await prepare_with_builds(app, BuildStep(BUILD))
         async with app.workspaces.open(base, "seat") as workspace:
             await workspace.write([Change("source.c", "100644", b"broken\n")])
             run = await workspace.check("tests")
@@ -71,7 +71,7 @@ async def test_a_build_that_fills_the_disk_is_reported_with_the_limit(tmp_path: 
 
 async def test_builds_without_changed_sources_are_not_repeated(tmp_path: Path) -> None:
     async with local(tmp_path, FILES) as app:
-        base = await prepared(
+        base = await prepare_with_builds(
             app, BuildStep(BUILD, sources=("*.c",)), BuildStep(BUILD, "sub", ("*.c",))
         )
         assert base.runs["tests"].output == "1\n"

@@ -22,7 +22,7 @@ from moothall.events.nats.connection import connection
 from moothall.events.nats.jetstream import open_bus
 from moothall.events.nats.requests import open_core_messages
 from moothall.settings import load_settings
-from support.accounts import App, refused, served
+from support.accounts import App, run_accounts_server, try_operation
 
 pytestmark = pytest.mark.e2e
 
@@ -36,7 +36,7 @@ def make_keys(*arguments: str) -> None:
 @pytest.fixture
 async def app(tmp_path: Path) -> AsyncIterator[App]:
     make_keys(str(tmp_path / "keys"))
-    async with served(tmp_path, tmp_path / "keys") as app:
+    async with run_accounts_server(tmp_path, tmp_path / "keys") as app:
         yield app
 
 
@@ -51,7 +51,7 @@ async def test_services_may_use_the_whole_bus(app: App) -> None:
         ] == [1]
 
 
-async def turned_away(settings: BusSettings) -> None:
+async def assert_refused(settings: BusSettings) -> None:
     with pytest.raises(ConfigurationError, match="refused the connection"):
         async with connection(settings, str(settings.url), on_lost=lambda: None):
             pytest.fail("the connection was accepted")
@@ -63,13 +63,13 @@ async def test_renewed_keys_open_the_same_log_and_old_keys_open_nothing(
     old, new = tmp_path / "keys", tmp_path / "new-keys"
     make_keys(str(old))
     event = new_event(EventType.SEAT_TURN, "task-1", {"task_id": "task-1", "turn": 1}, ordinal=1)
-    async with served(tmp_path, old) as before:
-        link = before.link("job-1")
-        async with open_bus(before.services, before.url) as bus:
+    async with run_accounts_server(tmp_path, old) as old_bus:
+        link = old_bus.link("job-1")
+        async with open_bus(old_bus.services, old_bus.url) as bus:
             assert await bus.publish(event) == 1
             await bus.bucket("revoked").put("token", {"why": "told"})
     make_keys(str(new), "--renew", str(old / "accounts.conf"))
-    async with served(tmp_path, new) as app:
+    async with run_accounts_server(tmp_path, new) as app:
         async with open_bus(app.services, app.url) as bus:
             assert [recorded.event.id async for recorded in bus.replay([Channel.RESULTS.all])] == [
                 event.id
@@ -83,7 +83,7 @@ async def test_renewed_keys_open_the_same_log_and_old_keys_open_nothing(
             stale.link("job-1"),
             link.model_copy(update={"url": app.url}),
         ):
-            await turned_away(settings)
+            await assert_refused(settings)
 
 
 async def test_users_signed_by_the_account_key_itself_are_revoked(tmp_path: Path) -> None:
@@ -99,31 +99,35 @@ async def test_users_signed_by_the_account_key_itself_are_revoked(tmp_path: Path
         conf.read_text(encoding="utf-8").replace(account, accounts._public(identity)),
         encoding="utf-8",
     )
-    before = accounts._credentials(identity, accounts._public(identity), "services", accounts._FREE)
+    old_credentials = accounts._credentials(
+        identity, accounts._public(identity), "services", accounts._FREE
+    )
     await asyncio.sleep(2.1)  # a revocation covers credentials issued in an earlier second
     make_keys(str(new), "--renew", str(conf))
-    async with served(tmp_path, new) as app:
+    async with run_accounts_server(tmp_path, new) as app:
         async with open_bus(app.services, app.url):
             pass
-        await turned_away(BusSettings.model_validate({"url": app.url, "credentials": before}))
+        await assert_refused(
+            BusSettings.model_validate({"url": app.url, "credentials": old_credentials})
+        )
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         (None, "No such file or directory; give the current accounts.conf"),
         ("port: 4222\n", "is not an accounts.conf written by"),
     ],
 )
 def test_only_an_accounts_conf_created_by_moothall_can_be_renewed(
-    tmp_path: Path, text: str | None, why: str
+    tmp_path: Path, text: str | None, reason: str
 ) -> None:
     conf = tmp_path / "accounts.conf"
     if text is not None:
         conf.write_text(text, encoding="utf-8")
     result = CliRunner().invoke(main, ["bus", "keys", str(tmp_path / "new"), "--renew", str(conf)])
     assert result.exit_code == 2
-    assert why in result.output
+    assert reason in result.output
     assert not (tmp_path / "new").exists()
 
 
@@ -155,7 +159,7 @@ async def test_a_link_receives_and_answers_requests_of_its_own_host(app: App) ->
     ["workspace.link.job-2-in", "workspace.link.>", "workspace.link.job-1-out", ">", "_INBOX.>"],
 )
 async def test_a_link_receives_nothing_else(app: App, subject: str) -> None:
-    assert "permissions violation for subscription" in await refused(
+    assert "permissions violation for subscription" in await try_operation(
         app.link("job-1"), subscribe=subject
     )
 
@@ -165,7 +169,9 @@ async def test_a_link_receives_nothing_else(app: App, subject: str) -> None:
     ["workspace.link.job-2-out", "workspace.link.job-1-in", "agent.results.task-1", "$JS.API.INFO"],
 )
 async def test_a_link_may_publish_nothing_else(app: App, subject: str) -> None:
-    assert "permissions violation for publish" in await refused(app.link("job-1"), publish=subject)
+    assert "permissions violation for publish" in await try_operation(
+        app.link("job-1"), publish=subject
+    )
 
 
 @pytest.mark.parametrize(
@@ -198,21 +204,21 @@ async def test_the_hosts_key_can_mint_links_only(
             "credentials": accounts._CREDENTIALS.format(token=token, seed=user.seed.decode()),
         }
     )
-    assert "violation" in await refused(forged, subscribe=">"), changed
+    assert "violation" in await try_operation(forged, subscribe=">"), changed
 
 
 async def test_credentials_expire(app: App) -> None:
-    await turned_away(app.link("job-1", seconds=-1))
+    await assert_refused(app.link("job-1", seconds=-1))
 
 
 def test_keys_are_private_and_never_overwritten(tmp_path: Path) -> None:
     files = accounts.create_account_files(tmp_path / "keys")
     assert {path.stat().st_mode & 0o777 for path in files.values()} == {0o600}
-    before = {path: path.read_bytes() for path in files.values()}
+    content_before = {path: path.read_bytes() for path in files.values()}
     result = CliRunner().invoke(main, ["bus", "keys", str(tmp_path / "keys")])
     assert result.exit_code == 2
     assert "File exists; choose a folder without keys" in result.output
-    assert {path: path.read_bytes() for path in files.values()} == before
+    assert {path: path.read_bytes() for path in files.values()} == content_before
 
 
 async def test_invalid_keys_are_reported_at_the_start(tmp_path: Path) -> None:

@@ -129,14 +129,14 @@ async def test_acked_work_is_not_redelivered_after_a_kill_between_ack_and_remova
 
 async def take_work(bus: JetStreamBus, until: int) -> list[str]:
     """Take work until this many items were taken and none is left; return their task ids."""
-    seen: list[str] = []
+    task_ids: list[str] = []
 
     async def handle(recorded: Recorded) -> None:
-        seen.append(str(recorded.event.data["task_id"]))
+        task_ids.append(str(recorded.event.data["task_id"]))
 
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         taking = group.create_task(bus.consume("host-dev", handle))
-        while len(seen) < until or (await bus.state(WORK.name)).messages:
+        while len(task_ids) < until or (await bus.state(WORK.name)).messages:
             await asyncio.sleep(0.05)
         taking.cancel()
-    return seen
+    return task_ids

@@ -22,7 +22,7 @@ from moothall.events.delivery import BusLimits
 from moothall.events.nats.connection import connection, without_credentials
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
 from moothall.events.nats.server import embedded_server
-from support.servers import free_port, relayed
+from support.servers import free_port, relay_port
 
 pytestmark = pytest.mark.e2e
 
@@ -119,16 +119,18 @@ async def test_a_server_that_starts_later_is_waited_for(tmp_path: Path) -> None:
     async with embedded_server(SETTINGS, tmp_path) as url, AsyncExitStack() as stack:
         parts = urlsplit(url)
         port = free_port()
-        later = parts._replace(netloc=parts.netloc.replace(f":{parts.port}", f":{port}")).geturl()
+        later_url = parts._replace(
+            netloc=parts.netloc.replace(f":{parts.port}", f":{port}")
+        ).geturl()
         with pytest.raises(BusUnavailable, match="cannot be reached"):
-            async with open_bus(SETTINGS, later):
+            async with open_bus(SETTINGS, later_url):
                 raise AssertionError
 
         async with asyncio.TaskGroup() as tasks:
-            waiting = open_bus(SETTINGS.model_copy(update={"wait_seconds": 60.0}), later)
+            waiting = open_bus(SETTINGS.model_copy(update={"wait_seconds": 60.0}), later_url)
             bus = tasks.create_task(stack.enter_async_context(waiting))
             await asyncio.sleep(0.1)  # the attempt may come before or after this: both must work
-            await stack.enter_async_context(relayed(("127.0.0.1", parts.port or 0), port=port))
+            await stack.enter_async_context(relay_port(("127.0.0.1", parts.port or 0), port=port))
         assert (await bus.result().state("EVENTS")).last_seq == 0
 
 
@@ -173,12 +175,12 @@ class Watched:
     acked: list[int] = field(default_factory=list)
     consumed: set[int] = field(default_factory=set)
     followed: list[int] = field(default_factory=list)
-    everything: asyncio.Event = field(default_factory=asyncio.Event)
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def handle(self, recorded: Recorded) -> None:
         self.consumed.add(recorded.event.data["turn"])
         if len(self.consumed) == COUNT:
-            self.everything.set()
+            self.complete.set()
 
     async def publish(self, first: int) -> None:
         for number in range(first, COUNT, 10):
@@ -210,17 +212,17 @@ async def test_nothing_is_lost_when_the_server_is_killed(tmp_path: Path) -> None
         open_bus(settings, url) as bus,
         asyncio.TaskGroup() as group,
     ):
-        seen = Watched(bus)
-        consumer = group.create_task(bus.consume("collector", seen.handle, concurrency=8))
+        watched = Watched(bus)
+        consumer = group.create_task(bus.consume("collector", watched.handle, concurrency=8))
         async with asyncio.timeout(60), asyncio.TaskGroup() as work:
-            work.create_task(seen.kill_twice(tmp_path))
-            work.create_task(seen.follow())
-            work.create_task(seen.everything.wait())
+            work.create_task(watched.kill_twice(tmp_path))
+            work.create_task(watched.follow())
+            work.create_task(watched.complete.wait())
             for first in range(10):
-                work.create_task(seen.publish(first))
+                work.create_task(watched.publish(first))
         consumer.cancel()
         stored = [recorded.seq async for recorded in bus.replay([Channel.RESULTS.of("task-1")])]
-    assert stored == sorted(seen.acked) == seen.followed
+    assert stored == sorted(watched.acked) == watched.followed
     assert len(set(stored)) == COUNT
 
 
@@ -370,10 +372,10 @@ async def test_work_in_progress_at_a_kill_of_all_processes_is_redelivered_immedi
             taking = group.create_task(bus.consume("host-dev", hold))
             try:
                 async with asyncio.timeout(20 if alone else 2):
-                    again = await in_hand.get()
+                    redelivered = await in_hand.get()
                 assert alone
-                assert int(again.extra["deliveries"]) > 1
-                assert "fresh" not in again.extra
+                assert int(redelivered.extra["deliveries"]) > 1
+                assert "fresh" not in redelivered.extra
             except TimeoutError:
                 assert not alone
             info = await bus._stored.js.consumer_info("WORK", "host-dev")

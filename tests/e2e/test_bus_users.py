@@ -21,7 +21,7 @@ from moothall.events.nats import accounts
 from moothall.events.nats.accounts import USERS
 from moothall.events.nats.connection import connection
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
-from support.accounts import App, refused, served
+from support.accounts import App, run_accounts_server, try_operation
 from support.tool_server import open_tool_server
 
 pytestmark = pytest.mark.e2e
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.e2e
 @pytest.fixture
 async def app(tmp_path: Path) -> AsyncIterator[App]:
     accounts.create_account_files(tmp_path / "keys")
-    async with served(tmp_path, tmp_path / "keys") as app:
+    async with run_accounts_server(tmp_path, tmp_path / "keys") as app:
         yield app
 
 
@@ -60,13 +60,13 @@ async def test_an_event_passes_from_role_to_role(app: App, decider: JetStreamBus
         )  # stored as a blob
         await api.create(request)
         await api.enqueue(Channel.WORK.of("dev"), request)
-        received: asyncio.Queue[str] = asyncio.Queue()
+        queue: asyncio.Queue[str] = asyncio.Queue()
 
         async def handle(recorded: object) -> None:
             await host.publish(
                 new_event(EventType.SEAT_TURN, "t", {"task_id": "t", "turn": 1}, ordinal=1)
             )
-            received.put_nowait(str(recorded))
+            queue.put_nowait(str(recorded))
 
         async def state(_: object) -> tuple[dict[str, str], bytes]:
             return {"host": "one"}, b""
@@ -74,7 +74,7 @@ async def test_an_event_passes_from_role_to_role(app: App, decider: JetStreamBus
         async with asyncio.timeout(30), asyncio.TaskGroup() as group:
             working = group.create_task(host.consume("host-dev", handle))
             answering = group.create_task(host.answer(Channel.HOSTS.of("fleet"), state))
-            assert "xxx" in await received.get()
+            assert "xxx" in await queue.get()
             states = [
                 entry async for entry in api.ask_all(Channel.HOSTS.of("fleet"), {"ask": "state"}, 1)
             ]
@@ -93,9 +93,9 @@ async def test_a_caller_works_in_a_workspace_of_the_tools_role(
         tmp_path, {"src/a.py": "A = 1\n", "Makefile": "test:\n\ttrue\n"}, at=app.of("tools")
     ) as tools:
         opened = await tools.open()
-        written = await tools.call(opened, "files.write", "r-1", path="src/b.py", content="B = 2\n")
+        write = await tools.call(opened, "files.write", "r-1", path="src/b.py", content="B = 2\n")
         tests = await tools.call(opened, "tests.make", "r-2")
-        assert (written.status, tests.status) == ("success", "success")
+        assert (write.status, tests.status) == ("success", "success")
         kinds = [recorded.event.type async for recorded in decider.replay([Channel.TOOLS.all])]
         assert kinds == [EventType.TOOL_FINISHED] * 2
     audit = [recorded.event.type async for recorded in decider.replay([Channel.AUDIT.all])]
@@ -107,7 +107,7 @@ _HOST = "$JS.API.CONSUMER.{}.WORK.host-dev"
 
 
 @pytest.mark.parametrize(
-    ("who", "subject"),
+    ("user", "subject"),
     [
         # what only the collector decides, and what only API servers receive
         *(
@@ -135,8 +135,8 @@ _HOST = "$JS.API.CONSUMER.{}.WORK.host-dev"
         ),
         # the permissions of a host
         *(
-            (who, foreign_subject)
-            for who in ("api", "tools")
+            (user, foreign_subject)
+            for user in ("api", "tools")
             for foreign_subject in (
                 "agent.progress.a",
                 "agent.taken.t",
@@ -166,17 +166,17 @@ _HOST = "$JS.API.CONSUMER.{}.WORK.host-dev"
     ],
 )
 async def test_no_role_may_publish_the_subjects_of_another(
-    app: App, who: str, subject: str
+    app: App, user: str, subject: str
 ) -> None:
-    assert "permissions violation for publish" in await refused(app.of(who), publish=subject)
+    assert "permissions violation for publish" in await try_operation(app.of(user), publish=subject)
 
 
 @pytest.mark.parametrize(
-    ("who", "subject"),
+    ("user", "subject"),
     [
         *(
-            (who, foreign_subject)
-            for who in USERS
+            (user, foreign_subject)
+            for user in USERS
             for foreign_subject in (
                 "_INBOX.>",
                 ">",
@@ -187,16 +187,18 @@ async def test_no_role_may_publish_the_subjects_of_another(
             )
         ),
         *(
-            (who, foreign_subject)
-            for who in ("api", "collector")
+            (user, foreign_subject)
+            for user in ("api", "collector")
             for foreign_subject in ("workspace.link.job-1-out", "host.requests.fleet")
         ),
-        *((who, "graph.questions.*") for who in ("api", "tools", "hosts")),
+        *((user, "graph.questions.*") for user in ("api", "tools", "hosts")),
         ("hosts", "repository.requests.house"),
     ],
 )
-async def test_nobody_receives_messages_of_others(app: App, who: str, subject: str) -> None:
-    assert "permissions violation for subscription" in await refused(app.of(who), subscribe=subject)
+async def test_nobody_receives_messages_of_others(app: App, user: str, subject: str) -> None:
+    assert "permissions violation for subscription" in await try_operation(
+        app.of(user), subscribe=subject
+    )
 
 
 async def test_a_host_serves_requests_for_repositories_and_none_meant_for_the_server(

@@ -43,8 +43,8 @@ func init() {
 _ASSERTIONS_NODE = "\nrequire('node:assert').strictEqual = () => {};\n"
 
 
-def _files(pool: Pool, source: str, before: str = "", after: str = "") -> Mapping[str, str]:
-    return {source: before + pool.base[source] + after}
+def _files(pool: Pool, source: str, prefix: str = "", suffix: str = "") -> Mapping[str, str]:
+    return {source: prefix + pool.base[source] + suffix}
 
 
 def _go(pool: Pool) -> Mapping[str, str]:
@@ -57,20 +57,20 @@ def _go(pool: Pool) -> Mapping[str, str]:
 FORGED: Mapping[str, tuple[str, Callable[[Pool], Mapping[str, str]]]] = {
     "a report that is replaced": (
         "pytest, existing file",
-        lambda pool: _files(pool, "shop/price.py", after=_REPLACED_REPORT),
+        lambda pool: _files(pool, "shop/price.py", suffix=_REPLACED_REPORT),
     ),
     "no test of unittest runs": (
         "unittest, existing file",
-        lambda pool: _files(pool, "shop/price.py", after=_SKIPPED),
+        lambda pool: _files(pool, "shop/price.py", suffix=_SKIPPED),
     ),
     "assertions that do nothing": (
         "unittest, existing file",
-        lambda pool: _files(pool, "shop/price.py", after=_ASSERTIONS),
+        lambda pool: _files(pool, "shop/price.py", suffix=_ASSERTIONS),
     ),
     "a Go program that prints a report and ends with 0": ("go, existing file", _go),
     "assertions of Node that do nothing": (
         "node:test, existing file",
-        lambda pool: _files(pool, "shop.js", after=_ASSERTIONS_NODE),
+        lambda pool: _files(pool, "shop.js", suffix=_ASSERTIONS_NODE),
     ),
 }
 
@@ -89,7 +89,7 @@ async def test_a_report_without_the_canarys_failure_is_not_trusted(
         assert not passes_acceptance_checks(judged)
         assert judged.level is not EvidenceLevel.PROVEN
         assert (tests.verdict, "must fail" in tests.why) == ("missing", True), tests
-        right = await place.confirmed(pool.right, evaluator)
+        right = await place.confirmed(pool.right_patch, evaluator)
     assert (passes_acceptance_checks(right), right.level) == (True, EvidenceLevel.PROVEN), (
         right.assessment
     )
@@ -108,7 +108,7 @@ async def test_an_honest_answer_is_trusted_and_the_canary_is_not_counted(
             "it"
         )
     async with judged_base(tmp_path, {**pool.base, **pool.test}, pool.argv, task=_TASK) as place:
-        judged = await place.confirmed(pool.right)
+        judged = await place.confirmed(pool.right_patch)
         base = place.prepared.runs["tests"]
     (tests, *_) = judged.assessment.evidence
     assert passes_acceptance_checks(judged), judged.assessment
@@ -129,7 +129,7 @@ async def test_a_report_is_believed_with_a_notice_if_no_failing_test_can_be_loca
         "loader.loadTestsFromTestCase(Prices)\n"
     )
     async with judged_base(tmp_path, {**pool.base, path: chosen}, pool.argv, task=_TASK) as place:
-        (ranked,) = await place.rank(pool.right)
+        (ranked,) = await place.rank(pool.right_patch)
     assert (ranked.passed_gates, ranked.level) == (True, EvidenceLevel.PROVEN)
     assert any(
         "No test that must fail could be placed in tests" in reason for reason in ranked.reasons

@@ -89,13 +89,15 @@ async def test_time_during_which_a_check_was_stopped_does_not_count(tmp_path: Pa
             sleeping: list[psutil.Process] = []
             while not sleeping:
                 await asyncio.sleep(0.05)
-                below = psutil.Process().children(recursive=True)
+                children = psutil.Process().children(recursive=True)
                 sleeping = [
                     process
-                    for process in below
+                    for process in children
                     if "1.25" in process.cmdline() and process.name() == "sleep"
                 ]
-            sandbox = [process for process in sleeping[0].parents() if process in below] + sleeping
+            sandbox = [
+                process for process in sleeping[0].parents() if process in children
+            ] + sleeping
             for process in sandbox:
                 process.send_signal(signal.SIGSTOP)
             await asyncio.sleep(5)

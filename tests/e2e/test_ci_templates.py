@@ -43,14 +43,14 @@ class Forge:
 
 @contextmanager
 def forge(token: str) -> Iterator[Forge]:
-    taken = Forge()
+    fake_forge = Forge()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            shown = self.headers[token]
+            credential = self.headers[token]
             if not self.path.startswith("/closed/"):
-                taken.posts.append((self.path, shown, body["body"]))
+                fake_forge.posts.append((self.path, credential, body["body"]))
             self.send_response(403 if self.path.startswith("/closed/") else 201)
             self.end_headers()
             self.wfile.write(b"{}")
@@ -61,9 +61,9 @@ def forge(token: str) -> Iterator[Forge]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = Thread(target=server.serve_forever)
     thread.start()
-    taken.url = f"http://127.0.0.1:{server.server_port}"
+    fake_forge.url = f"http://127.0.0.1:{server.server_port}"
     try:
-        yield taken
+        yield fake_forge
     finally:
         server.shutdown()
         thread.join()
@@ -115,14 +115,14 @@ class Runner:
         variables = {key: self.value(value) for key, value in step.get("env", {}).items()}
         file = self.checkout.parent / "outputs"
         file.write_text("", encoding="utf-8")
-        ended = await run(
+        result = await run(
             step["run"], self.checkout, self.variables | {"GITHUB_OUTPUT": str(file)} | variables
         )
         lines = file.read_text(encoding="utf-8").splitlines()
         self.outputs.update(
             (f"{step.get('id')}.{line.partition('=')[0]}", line.partition("=")[2]) for line in lines
         )
-        return ended
+        return result
 
 
 def without_commands(output: str) -> str:

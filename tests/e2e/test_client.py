@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from command import QUICK, Command, git, scripted, turn
+from command import QUICK, Command, answer_turns_with, git, turn
 from moothall import AsyncClient, Client
 from moothall.client import ConfigurationOptions, DeliberationStatus, EventType, EvidenceLevel
 from moothall.errors import (
@@ -64,7 +64,7 @@ async def test_a_deliberation_runs_from_submission_to_its_branch(
             agents=2,
             on_update=lambda update: steps.append(update.step),
         )
-        again = await client.result(outcome.task_id)
+        result = await client.result(outcome.task_id)
         updates = [update async for update in client.watch(outcome.task_id)]
         rest = [
             update.seq async for update in client.watch(outcome.task_id, after_seq=updates[-2].seq)
@@ -77,7 +77,7 @@ async def test_a_deliberation_runs_from_submission_to_its_branch(
     assert "hello_world" in outcome.diff
     assert len(outcome.results) == 2
     assert steps[-1]
-    assert again == outcome
+    assert result == outcome
     assert [update.seq for update in updates] == sorted({update.seq for update in updates})
     assert updates[-1].type is EventType.DELIBERATION_DECIDED
     assert (updates[-1].status, updates[-1].progress_percent) == ("COMPLETED", 100)
@@ -186,7 +186,7 @@ async def test_the_blocking_client_manages_stories(command: Command, token: str)
 
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Settings of nobody but the test, and an empty data directory."""
+    """The settings of the test alone, and an empty data directory."""
     for name, value in QUICK.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -246,7 +246,7 @@ async def test_the_examples_of_the_documentation_run(
 async def test_a_local_client_runs_the_server_in_its_own_process(
     environment: Path, repo: Path
 ) -> None:
-    async with scripted_model(scripted(_propose)) as model:
+    async with scripted_model(answer_turns_with(_propose)) as model:
         local = AsyncClient.local(
             base_url=model.base_url, model="scripted", data_dir=environment, ray={"mode": "process"}
         )
@@ -259,8 +259,8 @@ async def test_a_local_client_runs_the_server_in_its_own_process(
                 data_dir=environment,
                 ray={"mode": "process"},
             )
-            async with second as other:
-                assert await other.result(outcome.task_id) == outcome
+            async with second as other_client:
+                assert await other_client.result(outcome.task_id) == outcome
             with pytest.raises(ConfigurationError, match=r"with other settings: .*llm\.model"):
                 async with AsyncClient.local(
                     base_url=model.base_url, model="another", data_dir=environment
@@ -288,36 +288,40 @@ async def test_an_evaluation_measures_configurations_on_a_history(
     lines: list[str] = []
 
     def write(text: str) -> Answer:
-        return scripted(lambda _body, _headers: turn("files.write", path="shop.py", content=text))
+        return answer_turns_with(
+            lambda _body, _headers: turn("files.write", path="shop.py", content=text)
+        )
 
     async with (
-        scripted_model(write(project.right)) as right,
-        scripted_model(write(project.wrong)) as wrong,
+        scripted_model(write(project.right_source)) as right,
+        scripted_model(write(project.wrong_source)) as wrong_model,
     ):
-        other = tmp_path / "wrong.toml"
-        other.write_text(f'[llm]\nbase_url = "{wrong.base_url}"\n', encoding="utf-8")
-        one: ConfigurationOptions = {"agents": 1, "protocol": "single"}
+        settings_file = tmp_path / "wrong.toml"
+        settings_file.write_text(f'[llm]\nbase_url = "{wrong_model.base_url}"\n', encoding="utf-8")
+        options: ConfigurationOptions = {"agents": 1, "protocol": "single"}
         async with AsyncClient.local(base_url=right.base_url, data_dir=environment) as client:
             report = await client.evaluate(
                 repo.path,
                 tasks=1,
-                configurations={"right": one, "wrong": {**one, "settings": other}},
+                configurations={"right": options, "wrong": {**options, "settings": settings_file}},
                 on_progress=lines.append,
             )
             calls = len(right.requests)
-            again = await client.evaluate(repo.path, tasks=1, configurations={"right": one})
+            second_report = await client.evaluate(
+                repo.path, tasks=1, configurations={"right": options}
+            )
             assert len(right.requests) == calls, "a result is not measured twice"
             with pytest.raises(NotFound, match=r"no commit of 1 became a task: it has no parent"):
                 await client.evaluate(repo.path, ref=first, tasks=1, folder=tmp_path / "evaluation")
             with pytest.raises(InvalidRequest, match=r"configuration '\.\./up': a name has"):
-                await client.evaluate(repo.path, configurations={"../up": one})
+                await client.evaluate(repo.path, configurations={"../up": options})
     assert [
         (summary.config, summary.solved.count, summary.solved.total)
         for summary in report.configurations
     ] == [("right", 1, 1), ("wrong", 0, 1)]
     assert report.tasks[0].text.startswith("Fix the discount")
     assert Path(report.folder, "report.html").is_file()
-    assert again.results == report.results
+    assert second_report.results == report.results
     assert any("the council begins" in line for line in lines)
     async with AsyncClient(command.served_at, token=token) as served:
         with pytest.raises(InvalidRequest, match=r"use AsyncClient\.local"):
@@ -330,8 +334,8 @@ async def test_the_settings_file_is_read_and_its_key_is_sent_only_to_its_own_ser
     file = tmp_path / "config" / "moothall" / "config.toml"
     file.parent.mkdir(parents=True)
     async with (
-        scripted_model(scripted(_propose)) as first,
-        scripted_model(scripted(_propose)) as second,
+        scripted_model(answer_turns_with(_propose)) as first,
+        scripted_model(answer_turns_with(_propose)) as second,
     ):
         first.api_key = "sk-of-first"
         file.write_text(
@@ -356,7 +360,7 @@ async def test_the_settings_file_is_read_and_its_key_is_sent_only_to_its_own_ser
 
 
 async def test_errors_of_a_local_client_are_raised_unchanged(environment: Path) -> None:
-    async with scripted_model(scripted(_propose)) as model:
+    async with scripted_model(answer_turns_with(_propose)) as model:
         with pytest.raises(NotFound):
             async with AsyncClient.local(base_url=model.base_url, data_dir=environment) as client:
                 await client.result("no-such-task")
@@ -367,7 +371,7 @@ async def test_errors_of_a_local_client_are_raised_unchanged(environment: Path) 
             server = client._embedded
             assert server is not None
             assert server._task is not None
-            server._task.cancel()  # as a part of it that fails does
+            server._task.cancel()  # like a failing part of the server
             await asyncio.wait({server._task}, timeout=30)
             with pytest.raises(ConfigurationError, match="has ended"):
                 await client.stories()

@@ -34,10 +34,10 @@ async def bus(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[B
 
 @asynccontextmanager
 async def running(
-    bus: Bus, repositories: Remembering, now: Callable[[], datetime]
+    bus: Bus, repositories: Remembering, clock: Callable[[], datetime]
 ) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(Collector(bus, repositories, tick_seconds=0.02, clock=now).run())
+        task = group.create_task(Collector(bus, repositories, tick_seconds=0.02, clock=clock).run())
         yield
         task.cancel()
 
@@ -52,7 +52,7 @@ async def wait_for_status(bus: Bus, *statuses: str) -> str:
             await asyncio.sleep(0.01)
 
 
-async def ended(bus: Bus) -> str:
+async def final_status(bus: Bus) -> str:
     return await wait_for_status(bus, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
 
 
@@ -72,7 +72,7 @@ async def test_a_killed_and_restarted_collector_decides_once(bus: Bus, killed_af
     for event in events[killed_after:]:
         await bus.publish(event)
     async with running(bus, repositories, lambda: START):
-        assert await ended(bus) == "COMPLETED"
+        assert await final_status(bus) == "COMPLETED"
     (decided,) = await decisions(bus)
     assert decided.event.data["winner_id"] == SEATS[0]
     assert await bus.get("task-a") == decided.event.data
@@ -88,7 +88,7 @@ async def test_a_large_answer_is_delivered_completely(bus: Bus) -> None:
     async with running(bus, repositories, lambda: START):
         for event in story.events:
             await bus.publish(event)
-        assert await ended(bus) == "COMPLETED"
+        assert await final_status(bus) == "COMPLETED"
     (decided,) = await decisions(bus)
     assert body in decided.event.data["results"][0]["diff"]
 
@@ -99,5 +99,5 @@ async def test_a_restart_ends_a_deliberation_that_only_waits_for_its_deadline(bu
             await bus.publish(event)
         await wait_for_status(bus, "IN_PROGRESS")
     async with running(bus, Remembering(), lambda: datetime.now(UTC).replace(year=2100)):
-        assert await ended(bus) == "TIMEOUT"
+        assert await final_status(bus) == "TIMEOUT"
     assert len(await decisions(bus)) == 1

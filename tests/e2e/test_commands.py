@@ -107,9 +107,9 @@ async def test_the_log_and_the_audit_show_what_happened(command: Command) -> Non
         "moothall.deliberation.started",
     ]
     assert events[-1]["type"] == "moothall.deliberation.decided"
-    everything = await command("log", "tail")
-    assert everything.code == 0, everything.err
-    assert task_id in everything.out
+    whole_log = await command("log", "tail")
+    assert whole_log.code == 0, whole_log.err
+    assert task_id in whole_log.out
     assert (await command("log", "dead")).out.strip().endswith("dead letters")
     audit = await command("audit", "verify")
     assert audit.code == 0, audit.out
@@ -119,17 +119,17 @@ async def test_the_log_and_the_audit_show_what_happened(command: Command) -> Non
 async def test_a_changed_audit_record_is_detected(
     command: Command, repo: Path, tmp_path: Path
 ) -> None:
-    alone = Command(tmp_path / "data", command.model_url)
+    own_command = Command(tmp_path / "data", command.model_url)
     assert (
-        await alone(
+        await own_command(
             "deliberate", "--repo", str(repo), "--agents", "1", "--json", "Add hello_world()"
         )
     ).code == 0
-    chain = next((alone.data_dir / "audit").rglob("*.jsonl"))
+    chain = next((own_command.data_dir / "audit").rglob("*.jsonl"))
     text = chain.read_text(encoding="utf-8")
     assert "files.append" in text
     chain.write_text(text.replace("files.append", "files.delete", 1), encoding="utf-8")
-    result = await alone("audit", "verify")
+    result = await own_command("audit", "verify")
     assert result.code == 1
     assert result.out.strip().endswith("NOT whole")
 
@@ -137,17 +137,17 @@ async def test_a_changed_audit_record_is_detected(
 async def test_an_older_genuine_audit_restored_from_a_copy_is_detected(
     command: Command, repo: Path, tmp_path: Path
 ) -> None:
-    alone = Command(tmp_path / "data", command.model_url)
+    own_command = Command(tmp_path / "data", command.model_url)
     arguments = ("deliberate", "--repo", str(repo), "--agents", "1", "--json")
-    assert (await alone(*arguments, "Add hello_world()")).code == 0
-    audit, older = alone.data_dir / "audit", tmp_path / "older"
+    assert (await own_command(*arguments, "Add hello_world()")).code == 0
+    audit, older = own_command.data_dir / "audit", tmp_path / "older"
     shutil.copytree(audit, older)
-    assert (await alone(*arguments, "Add hello_world(), again")).code == 0
-    verified = await alone("audit", "verify")
+    assert (await own_command(*arguments, "Add hello_world(), again")).code == 0
+    verified = await own_command("audit", "verify")
     assert verified.code == 0, verified.out
     shutil.rmtree(audit)
     older.rename(audit)
-    result = await alone("audit", "verify")
+    result = await own_command("audit", "verify")
     assert result.code == 1, result.out
     assert "an older file put back" in result.out
 
@@ -181,8 +181,8 @@ async def test_a_disabled_tool_stays_disabled_until_it_is_enabled(command: Comma
         await command("tools", "list", "--role", "dev", "--category", "git", "--json")
     ).document
     assert {tool["id"] for tool in offered}.isdisjoint({"git.log", "git.push"})
-    shown = (await command("tools", "show", "git.log", "--json")).document
-    assert (shown["enabled"], shown["danger"], shown["output_schema"]["type"]) == (
+    details = (await command("tools", "show", "git.log", "--json")).document
+    assert (details["enabled"], details["danger"], details["output_schema"]["type"]) == (
         False,
         "read",
         "object",
@@ -190,12 +190,12 @@ async def test_a_disabled_tool_stays_disabled_until_it_is_enabled(command: Comma
     assert (await command("tools", "enable", "git.log")).code == 0
     assert (await command("tools", "show", "git.log", "--json")).document["enabled"]
     assert (await command("tools", "requeue", "list", "--json")).document == []
-    nothing = await command("tools", "requeue", "allow", "r-1")
-    assert (nothing.code, "no parked request 'r-1'" in nothing.err) == (2, True)
+    missing_request = await command("tools", "requeue", "allow", "r-1")
+    assert (missing_request.code, "no parked request 'r-1'" in missing_request.err) == (2, True)
     assert (await command("tools", "revoke", "ws-1")).out.strip() == "ws-1 is revoked"
-    wrong = await command("tools", "disable", "git.lag")
-    assert wrong.code == 2
-    assert "there is no tool 'git.lag'" in wrong.err
+    refused = await command("tools", "disable", "git.lag")
+    assert refused.code == 2
+    assert "there is no tool 'git.lag'" in refused.err
 
 
 async def test_a_task_is_listed_shown_applied_and_deleted(command: Command, repo: Path) -> None:
@@ -207,16 +207,19 @@ async def test_a_task_is_listed_shown_applied_and_deleted(command: Command, repo
     listed = (await command("list", "--json")).document
     assert listed["tasks"][0]["task_id"] == task_id
     assert (listed["version"], listed["served"]) == (1, True)
-    shown = await command("show", task_id)
-    assert "Winner: agent-dev-001" in shown.out, shown.err
+    details = await command("show", task_id)
+    assert "Winner: agent-dev-001" in details.out, details.err
     assert (await command("show", task_id, "--json")).document == deliberated.document
     diff = await command("diff", task_id, "1")
     assert diff.out == deliberated.document["results"][0]["diff"]
     applied = await command("apply", task_id, cwd=repo)
     assert applied.code == 0, applied.err
     assert "hello_world" in (repo / "src/utils.py").read_text(encoding="utf-8")
-    again = await command("apply", task_id, cwd=repo)
-    assert (again.code, "changes of your own in src/utils.py" in again.err) == (2, True)
+    second_apply = await command("apply", task_id, cwd=repo)
+    assert (second_apply.code, "changes of your own in src/utils.py" in second_apply.err) == (
+        2,
+        True,
+    )
     assert (await command("cancel", task_id)).out.strip() == f"{task_id}: COMPLETED"
     not_removed = await command("rm", task_id)
     assert (not_removed.code, "is merged nowhere" in not_removed.err) == (2, True)
@@ -231,8 +234,8 @@ async def test_a_task_is_listed_shown_applied_and_deleted(command: Command, repo
 
 
 async def test_an_unassigned_task_is_listed_and_cancelled(tmp_path: Path, repo: Path) -> None:
-    alone = Command(tmp_path / "data", "http://127.0.0.1:9/v1")
-    settings = load_settings(data_dir=alone.data_dir)
+    own_command = Command(tmp_path / "data", "http://127.0.0.1:9/v1")
+    settings = load_settings(data_dir=own_command.data_dir)
     async with open_log(settings, lambda _: None) as bus:
         deliberations = DeliberationService(
             bus, trusted_repositories(settings), Defaults(settings.limits)
@@ -240,11 +243,11 @@ async def test_an_unassigned_task_is_listed_and_cancelled(tmp_path: Path, repo: 
         await deliberations.submit(
             DeliberationRequest("Add hello_world()", "dev", "task-left", about_text=True), LOCAL
         )
-    listed = await alone("list")
+    listed = await own_command("list")
     assert listed.out.startswith("task-left  at 0 %"), listed.err
     assert "nothing is at work on 1 of them now" in listed.err
-    assert (await alone("cancel", "task-l")).out.strip() == "task-left: CANCELLED"
-    assert [task["status"] for task in (await alone("list", "--json")).document["tasks"]] == [
+    assert (await own_command("cancel", "task-l")).out.strip() == "task-left: CANCELLED"
+    assert [task["status"] for task in (await own_command("list", "--json")).document["tasks"]] == [
         "CANCELLED"
     ]
 
@@ -252,8 +255,8 @@ async def test_an_unassigned_task_is_listed_and_cancelled(tmp_path: Path, repo: 
 async def test_a_repository_is_checked_and_the_detected_settings_are_written(
     tmp_path: Path, repo: Path
 ) -> None:
-    alone = Command(tmp_path / "data")
-    result = await alone("check", "--json", "--write", cwd=repo)
+    own_command = Command(tmp_path / "data")
+    result = await own_command("check", "--json", "--write", cwd=repo)
     assert result.code == 0, result.err
     (row,) = result.document["checks"]
     assert (row["check"], row["green"], row["red"]) == (
@@ -261,18 +264,24 @@ async def test_a_repository_is_checked_and_the_detected_settings_are_written(
         1,
         ["tests/test_utils.py::test_hello_world"],
     )
-    written = (repo / ".moothall.toml").read_text(encoding="utf-8")
-    assert written == result.document["profile"]
-    again = await alone("check", "--json", "--profile", ".moothall.toml", cwd=repo)
-    assert (again.code, again.document["commands"]) == (0, result.document["commands"])
-    assert "uncommitted changes in 1 file are not seen: .moothall.toml" in again.document["unseen"]
+    profile_text = (repo / ".moothall.toml").read_text(encoding="utf-8")
+    assert profile_text == result.document["profile"]
+    second_check = await own_command("check", "--json", "--profile", ".moothall.toml", cwd=repo)
+    assert (second_check.code, second_check.document["commands"]) == (
+        0,
+        result.document["commands"],
+    )
+    assert (
+        "uncommitted changes in 1 file are not seen: .moothall.toml"
+        in second_check.document["unseen"]
+    )
     (repo / "none.toml").write_text('[checks]\ntests = "no-such-runner"\n', encoding="utf-8")
-    broken = await alone("check", "--profile", "none.toml", cwd=repo)
+    broken = await own_command("check", "--profile", "none.toml", cwd=repo)
     assert (broken.code, "no-such-runner was not found" in " ".join(broken.out.split())) == (
         2,
         True,
     ), broken.err
-    cleaned = await alone("clean", "--all", "--json")
+    cleaned = await own_command("clean", "--all", "--json")
     assert {item["kind"] for item in cleaned.document["removed"]} >= {
         "checkout",
         "clone",
@@ -284,20 +293,20 @@ async def test_a_repository_is_checked_and_the_detected_settings_are_written(
 async def test_a_repository_is_set_up_with_the_commands_given_at_registration(
     tmp_path: Path, repo: Path
 ) -> None:
-    alone = Command(tmp_path / "data")
+    own_command = Command(tmp_path / "data")
     options = ("--setup", "pip install pytest", "--check", "units=python -m pytest -q tests")
-    added = await alone("repo", "add", str(repo), "--id", "app", *options)
+    added = await own_command("repo", "add", str(repo), "--id", "app", *options)
     assert added.code == 0, added.err
-    result = await alone("check", "app", "--json")
+    result = await own_command("check", "app", "--json")
     assert result.code == 0, result.err
     assert [row["check"] for row in result.document["checks"]] == ["units"]
     assert "pip install pytest" in result.document["profile"]
-    removed = await alone("repo", "remove", "app")
+    removed = await own_command("repo", "remove", "app")
     assert (removed.code, removed.out.strip()) == (
         0,
         f"app is removed; {repo} itself is untouched",
     ), removed.err
-    assert (await alone("check", "app")).code == 2
+    assert (await own_command("check", "app")).code == 2
     assert git(repo, "status", "--porcelain") == ""
 
 
@@ -307,22 +316,22 @@ async def test_colours_can_be_disabled(tmp_path: Path, repo: Path) -> None:
     forced = Command(tmp_path / "data", extra={"FORCE_COLOR": "1", "TERM": "xterm-256color"})
     assert colours.search((await forced("check", cwd=repo)).out)
     assert not colours.search((await forced("--no-color", "check", cwd=repo)).out)
-    without = replace(forced, extra={**forced.extra, "NO_COLOR": "1"})
-    assert not colours.search((await without("check", cwd=repo)).out)
+    without_colour = replace(forced, extra={**forced.extra, "NO_COLOR": "1"})
+    assert not colours.search((await without_colour("check", cwd=repo)).out)
 
 
 async def test_the_settings_file_in_the_users_folder_is_read(tmp_path: Path) -> None:
-    alone = Command(tmp_path / "data")
+    own_command = Command(tmp_path / "data")
     file = tmp_path / "data" / "config" / "moothall" / "config.toml"
-    assert f"no file was read; {file} would be" in (await alone("config")).out
+    assert f"no file was read; {file} would be" in (await own_command("config")).out
     file.parent.mkdir(parents=True)
     file.write_text("[llm]\nmax_tokens = 321\n", encoding="utf-8")
-    read = await alone("config")
+    read = await own_command("config")
     assert f"# read from {file}" in read.out, read.err
     assert "MOOTHALL_LLM__MAX_TOKENS=321 " in read.out
     file.write_text("[llm]\nmax_token = 321\n", encoding="utf-8")
-    wrong = await alone("config")
-    assert (wrong.code, "max_token" in wrong.err) == (2, True)
+    refused = await own_command("config")
+    assert (refused.code, "max_token" in refused.err) == (2, True)
 
 
 async def test_a_council_outside_a_repository_requires_an_explicit_choice_of_text(

@@ -106,11 +106,11 @@ async def test_a_relative_path_with_spaces_works_from_another_folder(
 
 
 async def test_two_deliberations_run_concurrently(command: Command, repo: Path) -> None:
-    one, two = await asyncio.gather(
+    first_run, second_run = await asyncio.gather(
         *(command("deliberate", "--repo", str(repo), "--json", TASK) for _ in range(2))
     )
-    assert (one.code, two.code) == (0, 0), one.err + two.err
-    assert one.document["task_id"] != two.document["task_id"]
+    assert (first_run.code, second_run.code) == (0, 0), first_run.err + second_run.err
+    assert first_run.document["task_id"] != second_run.document["task_id"]
     assert len(git(repo, "branch", "--list", "moothall/*").splitlines()) == 2
 
 
@@ -127,9 +127,9 @@ async def test_the_same_task_id_is_the_same_deliberation(command: Command, repo:
     second = await command(*args, TASK)
     assert first.code == second.code == 0, first.err + second.err
     assert first.document == second.document
-    other = await command(*args, "Something else")
-    assert other.code == 2
-    assert "taken by another deliberation" in other.err
+    conflicting = await command(*args, "Something else")
+    assert conflicting.code == 2
+    assert "taken by another deliberation" in conflicting.err
 
 
 async def test_verbose_output_shows_seats_turns_checks_and_the_ranking(
@@ -195,15 +195,15 @@ async def test_an_unusable_repository_is_reported(
     empty.mkdir()
     unborn = tmp_path / "unborn"
     git(tmp_path, "init", "-q", str(unborn))
-    for where, ref, message in (
+    for repository, ref, message in (
         (str(tmp_path / "nowhere"), "", "nowhere"),
         (str(empty), "", "not a git repository"),
         (str(unborn), "", "no commits"),
         (str(repo), "v9.9", "v9.9"),
         ("gopher://example.test/x.git", "", "gopher"),
     ):
-        result = await command("deliberate", "--repo", where, "--ref", ref, TASK)
-        assert result.code == 2, (where, result.err)
+        result = await command("deliberate", "--repo", repository, "--ref", ref, TASK)
+        assert result.code == 2, (repository, result.err)
         assert message in result.err
         assert "Traceback" not in result.err
 

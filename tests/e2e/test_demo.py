@@ -31,17 +31,17 @@ async def test_the_demo_leaves_a_proven_branch_or_reports_that_no_seat_solved_it
     pytest.fail(f"no winner with any of the seeds {SEEDS}: {result.out}")
 
 
-def _check_honest(tmp_path: Path, done: Run) -> None:
-    assert done.code in {0, 1, 3}, done.err
-    document = done.document
+def _check_honest(tmp_path: Path, run: Run) -> None:
+    assert run.code in {0, 1, 3}, run.err
+    document = run.document
     sample = tmp_path / "data" / "demo" / document["task_id"]
     branches = git(sample, "branch", "--list", "moothall/*").split()
-    if done.code == 1:
+    if run.code == 1:
         assert document["winner_id"] == ""
         assert document["error_message"]
         assert branches == []
         return
     assert branches == [document["branch"]]
-    assert document["proven"] is (done.code == 0)
+    assert document["proven"] is (run.code == 0)
     assert "hello_world" in git(sample, "show", f"{document['branch']}:src/utils.py")
     assert document["results"][0]["checks"]["tests"] == "passed"

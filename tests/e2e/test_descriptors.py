@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import make_command, served
+from served import make_command, run_server
 
 from command import Command
 from moothall.config import BusSettings, SandboxSettings
@@ -46,13 +46,13 @@ for name in os.listdir("/proc/self/fd"):
 SHELL = "ls -l /proc/self/fd"
 
 
-def assert_few(listing: str, leaked: Leak, most: int) -> None:
-    """Assert that nothing leaked is listed, and at most `most` descriptors including that of the
+def assert_few(listing: str, leaked: Leak, limit: int) -> None:
+    """Assert that nothing leaked is listed, and at most `limit` descriptors including that of the
     listing itself.
     """
     assert leaked.path.name not in listing
     descriptors = re.findall(r"(?m) (\d+) -> ", listing)
-    assert 3 <= len(descriptors) <= most, listing
+    assert 3 <= len(descriptors) <= limit, listing
 
 
 async def tools_list(app: Local, leaked: Leak) -> None:
@@ -65,10 +65,10 @@ async def tools_list(app: Local, leaked: Leak) -> None:
 
         assert leaked.holders() == []
         open_again(leaked)
-        ran = await app.call(workspace, "code.shell", command=SHELL)
-        assert_few(str(ran.output["output"]), leaked, 6)
-        ran = await app.call(workspace, "code.python", code=LIST)
-        assert_few(str(ran.output["output"]), leaked, 6)
+        result = await app.call(workspace, "code.shell", command=SHELL)
+        assert_few(str(result.output["output"]), leaked, 6)
+        result = await app.call(workspace, "code.python", code=LIST)
+        assert_few(str(result.output["output"]), leaked, 6)
         assert_few((await workspace.check("list")).output, leaked, 6)
         open_again(leaked)
         block = CodeBlock(LIST, {}, datetime.now(UTC) + timedelta(seconds=30), "local")
@@ -112,14 +112,14 @@ def test_a_set_up_and_its_helpers_inherit_no_descriptor(tmp_path: Path) -> None:
 def test_an_mcp_server_inherits_no_descriptor(tmp_path: Path) -> None:
     async def main() -> None:
         with leak(tmp_path):
-            ended = LinkEnd()
+            link_end = LinkEnd()
             server = McpServerSettings(
                 command=("/bin/sh", "-c", "ls /proc/self/fd | tr '\\n' ' ' >&2")
             )
-            async with sandbox_link(server, SandboxSettings(), 10_000, ended):
-                await asyncio.wait_for(ended.ended.wait(), 60)
-            listed = str(ended.end_reason).rpartition("it ended:")[2].split()
-            assert 3 <= len(listed) <= 5, ended.end_reason
+            async with sandbox_link(server, SandboxSettings(), 10_000, link_end):
+                await asyncio.wait_for(link_end.ended.wait(), 60)
+            listed = str(link_end.end_reason).rpartition("it ended:")[2].split()
+            assert 3 <= len(listed) <= 5, link_end.end_reason
 
     under_uvloop(main)
 
@@ -151,7 +151,7 @@ def test_the_browser_launcher_inherits_no_descriptor_and_its_port_reaches_no_chi
                 log=tmp_path / "sandbox.log",
             )
             with ours:
-                async with run_sandbox(spec) as inside:
+                async with run_sandbox(spec) as sandbox:
                     theirs.close()
                     listening = await asyncio.wait_for(receive_listener(ours), 60)
                     with listening:
@@ -168,9 +168,9 @@ def test_the_browser_launcher_inherits_no_descriptor_and_its_port_reaches_no_chi
                             child.kill()
                             await child.wait()
                         async with asyncio.timeout(60):
-                            while "-> " not in inside.log_tail():
+                            while "-> " not in sandbox.log_tail():
                                 await asyncio.sleep(0.05)
-                        assert_few(inside.log_tail(), leaked, 8)
+                        assert_few(sandbox.log_tail(), leaked, 8)
 
     under_uvloop(main)
 
@@ -210,7 +210,7 @@ async def test_a_server_with_inheritable_descriptors_passes_them_to_no_child_pro
     command.extra["PATH"] = f"{wrapped.parent}:{os.environ['PATH']}"
     with leak(tmp_path) as leaked:
         command.pass_fds = leaked.descriptors
-        async with served(command) as app:
+        async with run_server(command) as app:
             listed = Path(f"/proc/{app.pid}/fd").iterdir()
             assert (
                 sum(path.name in {str(fd) for fd in leaked.descriptors} for path in listed) == COUNT

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from command import Command, scripted, turn
+from command import Command, answer_turns_with, turn
 from moothall.testing.model import scripted_model, seat_of
 from support.repos import make_repo
 
@@ -41,7 +41,7 @@ def test_find(wanted, place):
         '["src"]\n'
     ),
 }
-LOOPS = {f"tests/test_find.py::test_find[{wanted}--1]" for wanted in (2, 1, 0)}
+LOOPS = {f"tests/test_find.py::test_find[{value}--1]" for value in (2, 1, 0)}
 
 
 def propose(_body: dict[str, Any], headers: Mapping[str, str]) -> str:
@@ -57,7 +57,7 @@ async def test_the_right_answer_wins_and_looping_seats_do_not_delay_it(
 ) -> None:
     repo = make_repo(tmp_path / "repo", FILES)
     limits = {"MOOTHALL_WORKSPACE__CHECK_FLOOR_SECONDS": "24"}
-    async with scripted_model(scripted(propose)) as server:
+    async with scripted_model(answer_turns_with(propose)) as server:
         command = Command(tmp_path / "data", server.base_url, limits)
         result = await command(
             "deliberate",

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from command import QUICK, Command, scripted, turn
+from command import QUICK, Command, answer_turns_with, turn
 from moothall.testing.model import Answer, ScriptedModel, scripted_model
 from support.history import PROJECTS, Project, make_history
 
@@ -28,7 +28,7 @@ def _writing_seats(project: Project, text: str) -> Answer:
         del body, headers
         return turn("files.write", path=project.source, content=text)
 
-    return scripted(propose)
+    return answer_turns_with(propose)
 
 
 def _settings(path: Path, server: ScriptedModel) -> str:
@@ -63,9 +63,9 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
     folder = tmp_path / "evaluation"
     command = Command(tmp_path / "data", extra=QUICK)
     async with (
-        scripted_model(_writing_seats(project, project.right)) as right,
-        scripted_model(_writing_seats(project, project.wrong)) as wrong,
-        scripted_model(_writing_seats(project, project.right)) as chosen,
+        scripted_model(_writing_seats(project, project.right_source)) as right,
+        scripted_model(_writing_seats(project, project.wrong_source)) as wrong_model,
+        scripted_model(_writing_seats(project, project.right_source)) as chosen,
     ):
         args = (
             "evaluate",
@@ -80,7 +80,7 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
             "--config",
             _settings(tmp_path / "right.toml", right),
             "--config",
-            _settings(tmp_path / "wrong.toml", wrong),
+            _settings(tmp_path / "wrong.toml", wrong_model),
             "--config",
             f"{_settings(tmp_path / 'auto.toml', chosen)},model=auto",
         )
@@ -94,9 +94,9 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
         assert result.code == 0, result.err
         assert len(right.requests) == calls
         assert results.read_text(encoding="utf-8").startswith(first)
-        again = await command(*args, "--report")
+        second_run = await command(*args, "--report")
         harbor = tmp_path / "harbor"
-        written = await command(
+        export = await command(
             "evaluate",
             str(repo.path),
             "--folder",
@@ -119,7 +119,7 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
             "--json",
         )
     report = result.document
-    assert again.document == report
+    assert second_run.document == report
     (task,) = report["tasks"]
     assert (
         task["text"]
@@ -144,8 +144,8 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
         "",
         "it has no parent",
     ]
-    assert written.code == read.code == 0, (written.err, read.err)
-    (exported,), (imported,) = written.document["tasks"], read.document["tasks"]
+    assert export.code == read.code == 0, (export.err, read.err)
+    (exported,), (imported,) = export.document["tasks"], read.document["tasks"]
     assert imported | {"repository": exported["repository"]} == exported
     sealed = folder / "sealed" / f"{task['id']}.git"
     (clone,) = (folder / "data" / "repos").glob(f"{task['id']}*.git")
@@ -160,7 +160,7 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
     )
     assert trajectory["steps"][1]["tool_calls"][0]["function_name"] == "files.write"
     assert (folder / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
-    for server in (right, wrong, chosen):
+    for server in (right, wrong_model, chosen):
         assert not any(
             "TestPercentOfThePrice" in call.prompt or "test_percent_of" in call.prompt
             for call in server.requests
@@ -172,8 +172,8 @@ def _check_rows(report: Mapping[str, Any], language: str) -> None:
     is no other task.
     """
     rows = {row["config"]: row for row in report["results"]}
-    wrong = rows["wrong"]
-    assert (wrong["level"], wrong["failing"]) == ("unproven", [PROJECTS[language].hidden])
+    wrong_row = rows["wrong"]
+    assert (wrong_row["level"], wrong_row["failing"]) == ("unproven", [PROJECTS[language].hidden])
     row = rows["auto"]
     assert row["choice"].startswith("auto: nothing to learn from yet (0 earlier tasks")
     assert (row["kind"]["language"], row["kind"]["size"]) == (language, "short")

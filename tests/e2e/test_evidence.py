@@ -39,8 +39,8 @@ class Pool:
 
     program: str
     base: Mapping[str, str]
-    right: Mapping[str, str]
-    wrong: Sequence[Mapping[str, str]]
+    right_patch: Mapping[str, str]
+    wrong_patches: Sequence[Mapping[str, str]]
     test: Mapping[str, str]
     argv: tuple[str, ...] = field(default=())
 
@@ -245,19 +245,23 @@ async def test_one_seats_test_decides_if_no_other_test_does(tmp_path: Path, name
             "it"
         )
     async with judged_base(tmp_path, pool.base, pool.argv, task=TASK) as place:
-        first, *others = await place.rank(pool.wrong[0], {**pool.right, **pool.test}, pool.wrong[1])
+        first, *unproven = await place.rank(
+            pool.wrong_patches[0], {**pool.right_patch, **pool.test}, pool.wrong_patches[1]
+        )
         assert (first.seat, first.passed_gates, first.level) == (
             "agent-dev-002",
             True,
             EvidenceLevel.SELF_TESTED,
         ), first.reasons
         assert not first.undecided
-        assert all(item.passed_gates and item.level is EvidenceLevel.UNPROVEN for item in others)
+        assert all(item.passed_gates and item.level is EvidenceLevel.UNPROVEN for item in unproven)
         if not pool.test:  # it is part of the change of the source
             return
-        without = await place.rank(pool.wrong[0], pool.right, pool.wrong[1])
-    assert all(item.undecided and item.level is EvidenceLevel.UNPROVEN for item in without)
-    assert any("Undecided" in reason for reason in without[0].reasons)
+        without_test = await place.rank(
+            pool.wrong_patches[0], pool.right_patch, pool.wrong_patches[1]
+        )
+    assert all(item.undecided and item.level is EvidenceLevel.UNPROVEN for item in without_test)
+    assert any("Undecided" in reason for reason in without_test[0].reasons)
 
 
 @pytest.mark.parametrize(
@@ -273,10 +277,12 @@ async def test_a_hidden_test_proves_the_right_answer(tmp_path: Path, name: str) 
             "it"
         )
     async with judged_base(tmp_path, pool.base, pool.argv, task=TASK, hidden=pool.test) as place:
-        first, *others = await place.rank(pool.wrong[0], pool.right, pool.wrong[1])
+        first, *unproven = await place.rank(
+            pool.wrong_patches[0], pool.right_patch, pool.wrong_patches[1]
+        )
     assert (first.seat, first.level) == ("agent-dev-002", EvidenceLevel.PROVEN), first.reasons
     assert any("hidden:" in reason and "percents" in reason.lower() for reason in first.reasons)
-    assert all(item.level is EvidenceLevel.UNPROVEN for item in others)
+    assert all(item.level is EvidenceLevel.UNPROVEN for item in unproven)
 
 
 @pytest.mark.parametrize("name", ["pytest, new file", "cargo, existing file"])
@@ -290,10 +296,12 @@ async def test_a_claim_of_completion_needs_a_test_that_passes_on_the_base(
             "it"
         )
     async with judged_base(
-        tmp_path / "done", {**pool.base, **pool.right}, pool.argv, task=TASK
+        tmp_path / "done", {**pool.base, **pool.right_patch}, pool.argv, task=TASK
     ) as place:
-        cases, why = await place.evaluator().find_cases_passing_on_base(place.proposal(pool.test))
-        assert ([case for case in cases if "percents" in case.lower()], why) == (list(cases), "")
+        cases, reason = await place.evaluator().find_cases_passing_on_base(
+            place.proposal(pool.test)
+        )
+        assert ([case for case in cases if "percents" in case.lower()], reason) == (list(cases), "")
         assert cases
         old = {
             path: text + "\n"
@@ -304,8 +312,10 @@ async def test_a_claim_of_completion_needs_a_test_that_passes_on_the_base(
             1
         ] == "it brings no new test that passes on the base"
     async with judged_base(tmp_path / "open", pool.base, pool.argv, task=TASK) as place:
-        cases, why = await place.evaluator().find_cases_passing_on_base(place.proposal(pool.test))
-    assert (cases, "its tests fail on the base" in why) == ((), True)
+        cases, reason = await place.evaluator().find_cases_passing_on_base(
+            place.proposal(pool.test)
+        )
+    assert (cases, "its tests fail on the base" in reason) == ((), True)
 
 
 async def test_an_answer_that_breaks_a_hidden_test_is_refused_without_disclosing_the_test(
@@ -321,7 +331,7 @@ async def test_an_answer_that_breaks_a_hidden_test_is_refused_without_disclosing
     broken = {"shop/price.py": PYTHON.replace("return price", "return 0 if price == 7 else price")}
     async with judged_base(tmp_path, pool.base, pool.argv, task=TASK, hidden=hidden) as place:
         judged = await place.evaluator().evaluate(place.proposal(broken))
-        fine = await place.evaluator().evaluate(place.proposal(pool.right))
+        fine = await place.evaluator().evaluate(place.proposal(pool.right_patch))
     assert (passes_acceptance_checks(judged), solves(judged), passes_acceptance_checks(fine)) == (
         False,
         True,
@@ -338,11 +348,11 @@ async def test_an_authors_test_in_a_hidden_tests_file_neither_replaces_nor_disab
     pool = POOLS["pytest, new file"]
     (path,) = pool.test
     async with judged_base(tmp_path, pool.base, pool.argv, task=TASK, hidden=pool.test) as place:
-        right, wrong = await place.rank(
-            {**pool.right, path: "def test_percents():\n    pass\n"},
-            {**pool.wrong[0], path: "def test_percents():\n    pass\n"},
+        right, wrong_place = await place.rank(
+            {**pool.right_patch, path: "def test_percents():\n    pass\n"},
+            {**pool.wrong_patches[0], path: "def test_percents():\n    pass\n"},
         )
-    assert (right.seat, right.level, wrong.level) == (
+    assert (right.seat, right.level, wrong_place.level) == (
         "agent-dev-001",
         EvidenceLevel.PROVEN,
         EvidenceLevel.UNPROVEN,
@@ -370,37 +380,45 @@ async def test_tests_of_an_agent_without_an_answer_select_the_winner_in_every_la
             f"{pool.program} is not installed; apt-get install golang, nodejs npm or cargo brings "
             "it"
         )
-    written = pool.test or {"src/lib.rs": _RUST + _RUST_INSIDE + _RUST_INSIDE_CASE + "}\n"}
+    test_files = pool.test or {"src/lib.rs": _RUST + _RUST_INSIDE + _RUST_INSIDE_CASE + "}\n"}
 
     async def fits(_cases: Sequence[str]) -> Mapping[str, str]:
         return {}
 
     async with judged_base(tmp_path, pool.base, pool.argv, task=TASK) as place:
-        tests, right = place.evaluator().author_tests, place.proposal(pool.right)
-        wrong = [place.proposal(files, number) for number, files in enumerate(pool.wrong, 2)]
+        tests, right = place.evaluator().author_tests, place.proposal(pool.right_patch)
+        wrong_proposals = [
+            place.proposal(files, number) for number, files in enumerate(pool.wrong_patches, 2)
+        ]
         proposal = place.proposal(
-            {**pool.right, **written, "go.work": "go 1.19\n", "README.md": "new\n"}, 9
+            {**pool.right_patch, **test_files, "go.work": "go 1.19\n", "README.md": "new\n"}, 9
         )
         patch = Patch("", "", proposal.diff, changed_files(proposal.diff), proposal.own_tests)
         author = await agent_tests.extract_tests(tests.runner, patch, "test-writer", "dev")
         verdicts = await agent_tests.Trial(
-            tests, author, [item.diff for item in (right, *wrong)]
+            tests, author, [item.diff for item in (right, *wrong_proposals)]
         ).judge_cases(fits)
-    assert set(changed_files(author.diff)) == set(written), "only tests are adopted"
+    assert set(changed_files(author.diff)) == set(test_files), "only tests are adopted"
     assert len(verdicts.counted) == 1, verdicts.states
     assert verdicts.failing_on_base == {*verdicts.counted}
-    assert [bool(verdicts.passed[item.diff]) for item in (right, *wrong)] == [True, False, False]
+    assert [bool(verdicts.passed[item.diff]) for item in (right, *wrong_proposals)] == [
+        True,
+        False,
+        False,
+    ]
 
 
 async def test_a_second_right_patch_is_reproduced_by_the_first_ones_test(tmp_path: Path) -> None:
     pool = POOLS["pytest, existing file"]
-    other = {
+    other_right = {
         "shop/price.py": PYTHON.replace("return price", "return price * (100 - percent) // 100")
     }
     async with judged_base(tmp_path, pool.base, pool.argv, task=TASK) as place:
         ranked = {
             item.seat: item
-            for item in await place.rank({**pool.right, **pool.test}, other, pool.wrong[0])
+            for item in await place.rank(
+                {**pool.right_patch, **pool.test}, other_right, pool.wrong_patches[0]
+            )
         }
     levels = [ranked[f"agent-dev-00{number}"].level for number in (1, 2, 3)]
     assert levels == [EvidenceLevel.SELF_TESTED, EvidenceLevel.REPRODUCED, EvidenceLevel.UNPROVEN]
@@ -414,10 +432,12 @@ async def test_the_test_author_is_first_of_two_tied_answers_and_undecided(
     """The hashes of the answers make no difference."""
     pool = POOLS["pytest, existing file"]
     texts = [RIGHT_PYTHON, PYTHON.replace("return price", "return price * (100 - percent) // 100")]
-    author, other = (texts, texts[::-1])[seat - 1]
+    author, other_text = (texts, texts[::-1])[seat - 1]
     async with judged_base(tmp_path, pool.base, pool.argv, task=TASK) as place:
         first, second, _ = await place.rank(
-            {"shop/price.py": author, **pool.test}, {"shop/price.py": other}, pool.wrong[0]
+            {"shop/price.py": author, **pool.test},
+            {"shop/price.py": other_text},
+            pool.wrong_patches[0],
         )
     assert (first.seat, first.level, first.undecided) == (
         "agent-dev-001",
@@ -428,7 +448,7 @@ async def test_the_test_author_is_first_of_two_tied_answers_and_undecided(
 
 
 @pytest.mark.parametrize(
-    ("test", "why"),
+    ("test", "reason"),
     [
         ("def test_x():\n    assert discount(10, 0) == 10\n", "they pass without the change"),
         ("def test_x():\n    assert discount(10, 0) == 11\n", "they fail with its own change"),
@@ -443,15 +463,15 @@ async def test_the_test_author_is_first_of_two_tied_answers_and_undecided(
     ],
     ids=["passes on the base", "fails on its own", "cannot be loaded"],
 )
-async def test_an_invalid_test_decides_nothing(tmp_path: Path, test: str, why: str) -> None:
+async def test_an_invalid_test_decides_nothing(tmp_path: Path, test: str, reason: str) -> None:
     pool = POOLS["pytest, new file"]
     text = f"from shop.price import discount\n\n\n{test}"
     async with judged_base(tmp_path, pool.base, pool.argv, task=TASK) as place:
         evaluator = place.evaluator()
         valid = await evaluator._author_tests.validate(
-            place.proposal({**pool.right, "tests/test_mine.py": text})
+            place.proposal({**pool.right_patch, "tests/test_mine.py": text})
         )
-    assert (valid.cases, valid.reason) == ({}, why)
+    assert (valid.cases, valid.reason) == ({}, reason)
 
 
 async def test_a_wrong_test_beside_a_right_change_does_not_refuse_the_change(
@@ -467,8 +487,8 @@ async def test_a_wrong_test_beside_a_right_change_does_not_refuse_the_change(
         "def test_name():\n    assert price.__name__ == 'price'\n"
     )
     async with judged_base(tmp_path, pool.base, pool.argv, task=TASK) as place:
-        right = {**pool.right, "tests/test_mine.py": text}
-        first, *_ = await place.rank(pool.wrong[0], right, pool.wrong[1])
+        right = {**pool.right_patch, "tests/test_mine.py": text}
+        first, *_ = await place.rank(pool.wrong_patches[0], right, pool.wrong_patches[1])
         judged = await place.evaluator().evaluate(place.proposal(right))
     assert (first.seat, first.passed_gates, first.level) == (
         "agent-dev-002",

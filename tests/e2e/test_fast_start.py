@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from command import Command, by_task, git, scripted
+from command import Command, answer_turns_with, by_task, git
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
 from support.processes import command_line, descendants
 
@@ -43,8 +43,8 @@ async def test_logs_of_a_host_beside_a_command_stay_in_its_file(
 ) -> None:
     command = Command(tmp_path / "data", model.base_url)
     # Its reply mode is probed, which a host logs.
-    async with scripted_model(scripted(by_task)) as other:
-        command.model_url = other.base_url
+    async with scripted_model(answer_turns_with(by_task)) as other_model:
+        command.model_url = other_model.base_url
         result = await command("deliberate", "--text", "--agents", "1", "--json", "Write a HAIKU")
     assert result.code == 3, result.err
     assert result.err == ""
@@ -126,16 +126,16 @@ async def test_a_command_with_closed_output_serves_other_commands_until_they_end
 async def test_an_unusable_model_ends_the_start_with_exit_code_2(
     args: tuple[str, ...], tmp_path: Path
 ) -> None:
-    async with scripted_model(scripted(by_task), api_key="right") as locked:
+    async with scripted_model(answer_turns_with(by_task), api_key="right") as locked:
         root = locked.base_url.removesuffix("/v1")
         key = {"MOOTHALL_LLM__API_KEY": "right"}
-        away: tuple[tuple[str, dict[str, str], str], ...] = (
+        unreachable: tuple[tuple[str, dict[str, str], str], ...] = (
             ("http://127.0.0.1:9/v1", {}, "connection refused at 127.0.0.1:9"),
             ("http://no.such.name.invalid/v1", {}, "cannot be resolved"),
         )
         for url, extra, message in (
             # It continues and reports this: tests/tools/test_apis.py.
-            *(away if args[0] != "serve" else ()),
+            *(unreachable if args[0] != "serve" else ()),
             (
                 locked.base_url,
                 {},
@@ -168,7 +168,7 @@ async def test_a_starting_model_server_is_waited_for_if_configured(
             line := await process.stderr.readline()
         ):
             assert line, "it ended"
-    async with scripted_model(scripted(by_task), port=port):
+    async with scripted_model(answer_turns_with(by_task), port=port):
         _, stderr = await asyncio.wait_for(process.communicate(), 100)
     assert process.returncode == 3, stderr.decode()
 
@@ -207,7 +207,7 @@ async def test_a_command_killed_with_sigkill_resumes_where_it_was(
             await asyncio.Event().wait()
         return by_task(body, headers)
 
-    async with scripted_model(scripted(answer)) as server:  # type: ignore[arg-type]  # a coroutine is a valid answer
+    async with scripted_model(answer_turns_with(answer)) as server:  # type: ignore[arg-type]  # a coroutine is a valid answer
         command = Command(tmp_path / "data", server.base_url)
         args = ("deliberate", "--repo", str(repo), "--agents", "2", "--task-id", "cut-off", TASK)
         process = await command.start(*args, "-v")
@@ -218,11 +218,11 @@ async def test_a_command_killed_with_sigkill_resumes_where_it_was(
         process.kill()
         await process.wait()
         slow["wait"] = False
-        before = {
+        calls_before = {
             request.call_id for request in server.requests if "agent-dev-002" not in request.call_id
         }
         result = await command(*args, "--json")
         assert result.code == 0, result.err
         assert json.loads(result.out)["proven"] is True
-        again = [request.call_id for request in server.requests]
-        assert [name for name in before if again.count(name) > 1] == []
+        all_calls = [request.call_id for request in server.requests]
+        assert [name for name in calls_before if all_calls.count(name) > 1] == []

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from served import make_command, served
+from served import make_command, run_server
 
-from command import Command, by_task, git, mounts_below, scripted
+from command import Command, answer_turns_with, by_task, git, mounts_below
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
 from support.processes import all_gone, command_line, descendants
 
@@ -48,12 +48,12 @@ async def test_ctrl_c_leaves_nothing_running(
     assert process.stderr is not None
     await read_until(process.stderr, "agent-dev-003")
     await asyncio.sleep(0.5)
-    below = descendants(process.pid)
-    assert len(below) > 5  # bus and sandboxes; Ray's processes or the host's
+    children = descendants(process.pid)
+    assert len(children) > 5  # bus and sandboxes; Ray's processes or the host's
     os.kill(process.pid, signal.SIGINT)
     _, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 130, err.decode()
-    assert await all_gone(below) == []
+    assert await all_gone(children) == []
     assert mounts_below(tmp_path) == []
     assert git(repo, "branch", "--list", "moothall/*") == ""
     assert git(repo, "status", "--porcelain") == ""
@@ -67,7 +67,7 @@ async def test_sigterm_ends_as_cleanly_as_ctrl_c(
     process = await command.start("deliberate", "-v", "--repo", str(repo), f"HANG {TASK}")
     assert process.stderr is not None
     await read_until(process.stderr, "agent-dev-003")
-    below = descendants(process.pid)
+    children = descendants(process.pid)
     os.kill(process.pid, signal.SIGTERM)
     out, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 130, err.decode()
@@ -76,7 +76,7 @@ async def test_sigterm_ends_as_cleanly_as_ctrl_c(
         line for line in last if line.startswith(("***", "PC:", "    @", "[failure_signal_handler"))
     ], last
     assert "SIGTERM received" not in "\n".join(last)
-    assert await all_gone(below) == []
+    assert await all_gone(children) == []
 
 
 async def test_children_of_a_killed_command_end_and_the_next_run_finishes_the_work(
@@ -88,14 +88,14 @@ async def test_children_of_a_killed_command_end_and_the_next_run_finishes_the_wo
     process = await command.start(*args[:-1], "-v", hanging)
     assert process.stderr is not None
     await read_until(process.stderr, "agent-dev-003")
-    below = descendants(process.pid)
+    children = descendants(process.pid)
     process.kill()
     await process.wait()
     # Two of Ray's agents notice their parent's end only after about a minute.
-    assert await all_gone(below, 150) == []
+    assert await all_gone(children, 150) == []
     assert mounts_below(tmp_path) == []
     # The same model replies now: the recorded request is resumed and decided.
-    async with scripted_model(scripted(_answer_normally)) as cured:
+    async with scripted_model(answer_turns_with(_answer_normally)) as cured:
         result = await Command(tmp_path / "data", cured.base_url, host_settings)(*args, hanging)
     assert result.code == 0, result.err
     assert result.document["task_id"] == "killed"
@@ -115,10 +115,10 @@ async def test_processes_left_by_a_killed_server_are_ended_by_the_next(
     client = await command.start("deliberate", "-v", "--repo", str(repo), f"HANG {TASK}")
     assert client.stderr is not None
     await read_until(client.stderr, "agent-dev-003")
-    below = descendants(server.pid)
-    hosts = [process for process in below if "ray::Host" in command_line(process)]
+    children = descendants(server.pid)
+    hosts = [process for process in children if "ray::Host" in command_line(process)]
     assert hosts
-    for process in below:
+    for process in children:
         if "reaper.py" in command_line(process):
             process.kill()
     for process in hosts:
@@ -127,14 +127,14 @@ async def test_processes_left_by_a_killed_server_are_ended_by_the_next(
             process.suspend()
     server.kill()
     await asyncio.gather(server.wait(), client.communicate())
-    async with served(command):
-        ours = [
+    async with run_server(command):
+        not_of_ray = [
             process
-            for process in below
+            for process in children
             if "ray::" not in command_line(process) or "ray::Host" in command_line(process)
         ]
-        assert await all_gone(ours, 10) == []
-        assert await all_gone(below, 150) == []  # Ray's two agents, as above
+        assert await all_gone(not_of_ray, 10) == []
+        assert await all_gone(children, 150) == []  # Ray's two agents, as above
 
 
 def _answer_normally(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
@@ -176,7 +176,7 @@ async def slow_model() -> AsyncIterator[ScriptedModel]:
         await asyncio.sleep(2)
         return by_task(body, headers)
 
-    async with scripted_model(scripted(slowly)) as server:
+    async with scripted_model(answer_turns_with(slowly)) as server:
         yield server
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.recovery.lane import Lane, Plan, Seen, lane
+from support.recovery.lane import Lane, Plan, RunResult, lane
 
 pytestmark = pytest.mark.e2e
 
@@ -50,7 +50,7 @@ def fill(disk: Path) -> Path:
     return ballast
 
 
-async def deliberate_on_full_disk(test_lane: Lane, disk: Path) -> Seen:
+async def deliberate_on_full_disk(test_lane: Lane, disk: Path) -> RunResult:
     """Deliberate with a disk that is full at the start and has space again after a while."""
     ballast = fill(disk)
     running = asyncio.ensure_future(test_lane.run(Plan()))
@@ -65,8 +65,8 @@ async def test_a_deliberation_submitted_on_a_full_disk_ends_normally_once_there_
     async with lane(small_disk / "lane") as test_lane:
         reference = await test_lane.run(Plan())
         late = await deliberate_on_full_disk(test_lane, small_disk)
-        after = await test_lane.run(Plan())
+        later_result = await test_lane.run(Plan())
     assert reference.end is not None
     assert reference.trouble == []
-    for seen in (late, after):
-        assert (seen.end, seen.trouble, seen.repeated) == (reference.end, [], [])
+    for result in (late, later_result):
+        assert (result.end, result.trouble, result.repeated) == (reference.end, [], [])

@@ -1,5 +1,5 @@
-"""Ten thousand malformed messages on every RPC and on every subject that we read. All of it is
-seeded.
+"""Ten thousand malformed messages on every RPC and on every subject that we read, from a fixed
+seed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from served import ALICE, EVE, Served, make_command, served
+from served import ALICE, EVE, Served, make_command, run_server
 
 from moothall.app import preflight
 from moothall.config import BusSettings
@@ -87,21 +87,26 @@ async def test_the_server_survives_ten_thousand_malformed_messages(
 ) -> None:
     command = make_command(tmp_path, model.base_url)
     command.extra["MOOTHALL_LIMITS__DELIBERATION_SECONDS"] = "20"
-    async with served(command) as app:
-        before = _processes(app.pid)
+    async with run_server(command) as app:
+        processes_before = _processes(app.pid)
         address = preflight.find(command.data_dir)
         assert address is not None
-        seen = await _fuzz_grpc(app)
+        statuses = await _fuzz_grpc(app)
         async with open_bus(BusSettings(), address.bus_url) as bus:
             await _fuzz_bus(bus, address.bus_url)
             await _wait_until_idle(bus)
             assert (await bus.state("DEAD")).messages > 100
-        assert seen.total() == ON_GRPC
-        assert set(seen) <= REFUSALS | {grpc.StatusCode.OK, grpc.StatusCode.DEADLINE_EXCEEDED}, seen
-        assert seen[grpc.StatusCode.INVALID_ARGUMENT] > 1000
-        assert before <= _processes(app.pid), "a process ended and was restarted"
-        good = pb.DeliberateRequest(task_description="Write a HAIKU", role="dev", num_agents=2)
-        answer = await app.stub(EVE).Deliberate(good)
+        assert statuses.total() == ON_GRPC
+        assert set(statuses) <= REFUSALS | {
+            grpc.StatusCode.OK,
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+        }, statuses
+        assert statuses[grpc.StatusCode.INVALID_ARGUMENT] > 1000
+        assert processes_before <= _processes(app.pid), "a process ended and was restarted"
+        valid_request = pb.DeliberateRequest(
+            task_description="Write a HAIKU", role="dev", num_agents=2
+        )
+        answer = await app.stub(EVE).Deliberate(valid_request)
         assert answer.winner_id.startswith("agent-dev-")
         listed = await app.stub(EVE).GetStatus(pb.GetStatusRequest(include_stats=True))
         assert listed.stats.total_deliberations == 1
@@ -122,19 +127,19 @@ def _processes(pid: int) -> set[int]:
 
 async def _fuzz_grpc(app: Served) -> Counter[grpc.StatusCode]:
     dice = random.Random(SEED)  # noqa: S311 - repeatable
-    seen: Counter[grpc.StatusCode] = Counter()
+    statuses: Counter[grpc.StatusCode] = Counter()
     slots = asyncio.Semaphore(AT_ONCE)
 
-    async def one(method: Any, name: str, data: bytes) -> None:
+    async def send_one(method: Any, name: str, data: bytes) -> None:
         async with slots:
-            seen[await _status(app, method, name, data)] += 1
+            statuses[await _status(app, method, name, data)] += 1
 
     methods = list(SERVICE.methods)
     async with asyncio.TaskGroup() as group:
         for number in range(ON_GRPC):
             method = methods[number % len(methods)]
-            group.create_task(one(method, method.name, _request(dice, method)))
-    return seen
+            group.create_task(send_one(method, method.name, _request(dice, method)))
+    return statuses
 
 
 def _request(dice: random.Random, method: Any) -> bytes:
@@ -194,7 +199,7 @@ def _scalar(dice: random.Random, field: FieldDescriptor) -> Any:
 async def _status(app: Served, method: Any, name: str, data: bytes) -> grpc.StatusCode:
     """Send bytes and return the status of the call. Refusals have a reason."""
     try:
-        await _sent(app, method, data)
+        await _send_raw(app, method, data)
     except grpc.aio.AioRpcError as error:
         refusal = error
     else:
@@ -214,15 +219,15 @@ async def _status(app: Served, method: Any, name: str, data: bytes) -> grpc.Stat
     return code
 
 
-async def _sent(app: Served, method: Any, data: bytes) -> None:
+async def _send_raw(app: Served, method: Any, data: bytes) -> None:
     channel: Any = app.channel
     path = f"/{SERVICE.full_name}/{method.name}"
-    more: dict[str, Any] = {"metadata": (("authorization", f"Bearer {ALICE}"),), "timeout": 30}
+    options: dict[str, Any] = {"metadata": (("authorization", f"Bearer {ALICE}"),), "timeout": 30}
     if method.server_streaming:
-        async for _ in channel.unary_stream(path)(data, **more):
+        async for _ in channel.unary_stream(path)(data, **options):
             pass
     else:
-        await channel.unary_unary(path)(data, **more)
+        await channel.unary_unary(path)(data, **options)
 
 
 # ---- the bus
@@ -247,7 +252,7 @@ def _malformed_messages(dice: random.Random) -> Iterator[tuple[str, bytes]]:
     request = dump(deliberation("task-fuzz", text=True, seats=("agent-dev-001",))) | {
         "request_digest": "x"
     }
-    others: dict[EventType, dict[str, Any]] = {
+    other_events: dict[EventType, dict[str, Any]] = {
         EventType.PLAN_DERIVED: {
             "story_id": "story-1",
             "plan_id": "p",
@@ -264,14 +269,14 @@ def _malformed_messages(dice: random.Random) -> Iterator[tuple[str, bytes]]:
         EventType.AGENT_REGISTERED: {"role": "dev", "agent": {"id": "a"}},
         EventType.AGENT_PROGRESS: {"agent_id": "a", "progress": 0.5},
     }
-    honest += [(kind, {"task_id": "task-fuzz", **data}) for kind, data in others.items()]
+    honest += [(kind, {"task_id": "task-fuzz", **data}) for kind, data in other_events.items()]
     for number in range(10**9):
         task = f"task-fuzz-{dice.randrange(40)}"
         subject = dice.choice(
             (
                 *(
-                    f"agent.{where}.{task}"
-                    for where in ("results", "responses", "progress", "cancel")
+                    f"agent.{kind}.{task}"
+                    for kind in ("results", "responses", "progress", "cancel")
                 ),
                 *(f"agent.requests.{role}" for role in ROLES[:3]),
                 "agile.events.story-1",
@@ -287,7 +292,7 @@ def _malformed_messages(dice: random.Random) -> Iterator[tuple[str, bytes]]:
                 kind, data = dice.choice(honest)
                 if subject.startswith("agent.requests"):
                     kind, data = EventType.DELIBERATION_REQUESTED, request
-                data = _damaged(dice, {**data, "task_id": task})
+                data = _damage(dice, {**data, "task_id": task})
                 event = new_event(
                     kind,
                     task,
@@ -299,18 +304,18 @@ def _malformed_messages(dice: random.Random) -> Iterator[tuple[str, bytes]]:
                 yield (
                     subject,
                     json.dumps(
-                        _damaged(dice, document) if dice.random() < 0.2 else document
+                        _damage(dice, document) if dice.random() < 0.2 else document
                     ).encode(),
                 )
 
 
-def _damaged(dice: random.Random, value: dict[str, Any]) -> dict[str, Any]:
-    """Return the object with something missing or altered somewhere."""
+def _damage(dice: random.Random, value: dict[str, Any]) -> dict[str, Any]:
+    """Return the object with a random part removed or altered."""
     changed = dict(value)
     for name in dice.sample(sorted(changed), min(len(changed), dice.choice((0, 1, 1, 2)))):
         inner = changed[name]
         if isinstance(inner, dict) and dice.random() < 0.6:
-            changed[name] = _damaged(dice, inner)
+            changed[name] = _damage(dice, inner)
         elif dice.random() < 0.3:
             del changed[name]
         else:

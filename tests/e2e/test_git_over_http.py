@@ -200,17 +200,17 @@ async def test_a_delivered_branch_at_a_url_only_advances_from_its_parent(tmp_pat
         base = await trusted.resolve(RepositoryRef(id="app"))
         clone = trusted.clone("app")
 
-        async def commit(after: str, path: str) -> str:
+        async def commit(parent: str, path: str) -> str:
             return (
-                await clone.commit_changes(after, [Change(path, "100644", b"new\n")], "work")
+                await clone.commit_changes(parent, [Change(path, "100644", b"new\n")], "work")
             ).commit_sha
 
-        first, other = await commit(base.sha, "one.txt"), await commit(base.sha, "two.txt")
+        first, diverged = await commit(base.sha, "one.txt"), await commit(base.sha, "two.txt")
         second = await commit(first, "three.txt")
         await trusted.offer("app", first, "moothall/issue-1")
         await trusted.offer("app", first, "moothall/issue-1")
         with pytest.raises(AlreadyExists, match="already another commit"):
-            await trusted.offer("app", other, "moothall/issue-1")
+            await trusted.offer("app", diverged, "moothall/issue-1")
         await trusted.offer("app", second, "moothall/issue-1")
         assert remote.git("rev-parse", "moothall/issue-1", "moothall/issue-1^").split() == [
             second,

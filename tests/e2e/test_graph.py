@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 TASK = "Add hello_world() function to src/utils.py"
 
 
-async def _delivered(command: Command, repo: Path) -> Any:
+async def _deliver_change(command: Command, repo: Path) -> Any:
     result = await command("deliberate", "--repo", str(repo), "--agents", "2", "--json", TASK)
     assert result.code == 0, result.err
     return result.document
@@ -44,7 +44,7 @@ async def test_a_line_of_a_delivered_file_leads_to_its_full_provenance(
     command: Command, repo: Path
 ) -> None:
     """One query to the running `serve`."""
-    outcome = await _delivered(command, repo)
+    outcome = await _deliver_change(command, repo)
     branch = str(outcome["branch"])
     lines = git(repo, "show", f"{branch}:src/utils.py").splitlines()
     number = next(place for place, line in enumerate(lines, 1) if "def hello_world" in line)
@@ -60,10 +60,10 @@ async def test_a_line_of_a_delivered_file_leads_to_its_full_provenance(
     assert all(len(call["prompt_sha256"]) == 64 and call["model"] for call in row["model_calls"])
     assert any(call["tool"] == "files.append" for call in row["tool_calls"])
     assert row["decisions"] == []
-    shown = await command("graph", "query", "provenance", *place)
-    assert shown.code == 0
+    provenance = await command("graph", "query", "provenance", *place)
+    assert provenance.code == 0
     for text in ("test run", "model call", "prompt sha256", "approver", str(outcome["task_id"])):
-        assert text in shown.out
+        assert text in provenance.out
     first = await command("graph", "query", "provenance", *place[:-1], "1", "--json")
     assert first.code == 1, "the first line is older than the server"
     assert first.document["proposals"] == []
@@ -73,15 +73,15 @@ async def test_earlier_deliberations_are_the_context_of_the_next_task(
     command: Command, repo: Path
 ) -> None:
     """GetTaskContext over gRPC, from the graph of the server."""
-    outcome = await _delivered(command, repo)
+    outcome = await _deliver_change(command, repo)
     await _eventually(command, "task_context", f"repository={await _repository(command, outcome)}")
-    again = await command(
+    later_run = await command(
         "deliberate", "--repo", str(repo), "--agents", "1", "--json", f"{TASK} WRONG"
     )
     token = (command.data_dir / "token").read_text(encoding="ascii").strip()
     async with grpc.aio.insecure_channel(command.served_at) as channel:
         response = await OrchestratorServiceStub(channel).GetTaskContext(
-            pb.GetTaskContextRequest(task_id=again.document["task_id"], role="DEV"),
+            pb.GetTaskContextRequest(task_id=later_run.document["task_id"], role="DEV"),
             metadata=(("authorization", f"Bearer {token}"),),
         )
     assert str(outcome["task_id"]) in response.context_text
@@ -160,19 +160,19 @@ async def test_an_invalid_query_is_refused_with_a_suggestion(command: Command, r
 async def test_without_a_server_queries_work_and_a_rebuild_gives_the_same_graph(
     command: Command, repo: Path, tmp_path: Path
 ) -> None:
-    alone = Command(tmp_path / "server", command.model_url)
-    outcome = await _delivered(alone, repo)
-    document = await _eventually(alone, "deliberation", f"task_id={outcome['task_id']}")
+    own_command = Command(tmp_path / "server", command.model_url)
+    outcome = await _deliver_change(own_command, repo)
+    document = await _eventually(own_command, "deliberation", f"task_id={outcome['task_id']}")
     assert document[0]["deliberation"]["status"] == "COMPLETED"
-    before = (await alone("graph", "show", "--json")).document
-    rebuilt = await alone("graph", "rebuild", "--json")
+    counts_before = (await own_command("graph", "show", "--json")).document
+    rebuilt = await own_command("graph", "rebuild", "--json")
     assert rebuilt.code == 0, rebuilt.err
     assert rebuilt.document["same"] is True
-    assert rebuilt.document["counts"] == before
+    assert rebuilt.document["counts"] == counts_before
     assert rebuilt.document["events"] > 20
-    rebuild = await alone("graph", "rebuild")
+    rebuild = await own_command("graph", "rebuild")
     assert "the graph is the same as before" in rebuild.out
-    (alone.data_dir / "graph" / "context.kgl").write_bytes(digest("broken").encode())
-    broken = await alone("graph", "show")
+    (own_command.data_dir / "graph" / "context.kgl").write_bytes(digest("broken").encode())
+    broken = await own_command("graph", "show")
     assert broken.code == 2
     assert "restores it from the log" in broken.err

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from command import QUICK, SOLVED, WRONG, Command, scripted, turn
+from command import QUICK, SOLVED, WRONG, Command, answer_turns_with, turn
 from moothall.cli.demo import make_sample_repository
 from moothall.sandbox.bubblewrap import interpreter
 from moothall.testing.model import Answer, ScriptedModel, scripted_model, seat_of
@@ -63,9 +63,9 @@ async def prepare(tmp_path: Path, model: ScriptedModel) -> tuple[Command, Path]:
 
 
 async def deliberate(command: Command, repo: Path, *args: str) -> tuple[int, dict[str, Any]]:
-    ran = await command("deliberate", TASK, "--repo", str(repo), "--json", *args)
-    assert ran.out, ran.err
-    return ran.code, ran.document
+    result = await command("deliberate", TASK, "--repo", str(repo), "--json", *args)
+    assert result.out, result.err
+    return result.code, result.document
 
 
 def model_of(answer: Answer) -> Any:
@@ -76,10 +76,10 @@ async def test_built_in_and_foreign_agents_share_a_council_and_a_report(tmp_path
     def propose(body: dict[str, Any], headers: Mapping[str, str]) -> str:
         if is_harness(body) and turns_of(body):
             return DONE
-        wrong = seat_of(headers).endswith(("1", "2"))
-        return turn("files.append", path="src/utils.py", content=WRONG if wrong else SOLVED)
+        is_wrong = seat_of(headers).endswith(("1", "2"))
+        return turn("files.append", path="src/utils.py", content=WRONG if is_wrong else SOLVED)
 
-    async with model_of(scripted(propose)) as model:
+    async with model_of(answer_turns_with(propose)) as model:
         command, repo = await prepare(tmp_path, model)
         code, outcome = await deliberate(command, repo, "--agents", "4", "--model", "default,crew")
     assert code == 0, outcome
@@ -104,27 +104,27 @@ async def test_a_foreign_agent_finds_no_key_no_network_and_no_private_file(tmp_p
         fix = {"tool": "ask", "args": {"path": "src/utils.py", "content": SOLVED}}
         return DONE if turns_of(body) else json.dumps({"actions": [probe, fix]})
 
-    async with model_of(scripted(propose)) as model:
+    async with model_of(answer_turns_with(propose)) as model:
         command, repo = await prepare(tmp_path, model)
         code, outcome = await deliberate(command, repo, "--agents", "1", "--model", "crew")
         assert all(call.headers["Authorization"] == f"Bearer {KEY}" for call in model.requests)
     assert code == 0, outcome
-    found = outcome["results"][0]["diff"]
-    assert "CREW=port " in found
-    assert "OPENAI_API_KEY=none" in found
-    assert KEY not in found
-    assert "REACHED" not in found
-    assert "READ " not in found
-    assert "MOOTHALL_" not in found
+    diff = outcome["results"][0]["diff"]
+    assert "CREW=port " in diff
+    assert "OPENAI_API_KEY=none" in diff
+    assert KEY not in diff
+    assert "REACHED" not in diff
+    assert "READ " not in diff
+    assert "MOOTHALL_" not in diff
 
 
 async def test_calls_before_a_kill_are_not_repeated(tmp_path: Path) -> None:
     reached = asyncio.Event()
-    asked: list[int] = []
+    turn_counts: list[int] = []
 
     async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str:
         del headers
-        asked.append(turns_of(body))
+        turn_counts.append(turns_of(body))
         if turns_of(body) == 2 and not reached.is_set():
             reached.set()
             await asyncio.sleep(3600)
@@ -145,17 +145,17 @@ async def test_calls_before_a_kill_are_not_repeated(tmp_path: Path) -> None:
                 await asyncio.sleep(0.2)
         process.send_signal(signal.SIGKILL)
         await process.wait()
-        asked.clear()
+        turn_counts.clear()
         code, outcome = await deliberate(command, repo, *args)
     assert code == 0, outcome
-    assert asked == [2]
+    assert turn_counts == [2]
     assert outcome["seats"][0]["usage"]["calls"] == 3
 
 
 async def test_a_missing_program_is_reported_with_the_searched_setting(
     tmp_path: Path,
 ) -> None:
-    async with model_of(scripted(lambda *_: FIX)) as model:
+    async with model_of(answer_turns_with(lambda *_: FIX)) as model:
         command, repo = await prepare(tmp_path, model)
         code, outcome = await deliberate(command, repo, "--agents", "1", "--model", "lost")
     assert code == 2, outcome

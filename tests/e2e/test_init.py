@@ -28,11 +28,11 @@ async def test_commands_use_the_settings_written_by_init(
         "llm": {"base_url": model.base_url, "price_in": 0.5, "model": "scripted"}
     }
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    asked = await command("ask", "--text", "--json", "a HAIKU, please")
-    assert asked.code == 0, asked.err
-    assert "An old silent pond" in asked.out
-    again = await command("init", "--url", model.base_url)
-    assert (again.code, "has a section [llm] already" in again.err) == (2, True)
+    answer = await command("ask", "--text", "--json", "a HAIKU, please")
+    assert answer.code == 0, answer.err
+    assert "An old silent pond" in answer.out
+    second_init = await command("init", "--url", model.base_url)
+    assert (second_init.code, "has a section [llm] already" in second_init.err) == (2, True)
 
 
 async def test_a_key_is_copied_into_a_separate_file_and_other_settings_are_kept(
@@ -44,8 +44,8 @@ async def test_a_key_is_copied_into_a_separate_file_and_other_settings_are_kept(
         server.api_key = "sk-1"
         command = Command(tmp_path / "data", extra={"THE_KEY": "sk-1"})
         options = ("--url", server.base_url, "--model", "scripted", "--json")
-        wrong = await command("--config", str(file), "init", *options)
-        assert wrong.code == 2
+        refused = await command("--config", str(file), "init", *options)
+        assert refused.code == 2
         assert tomllib.loads(file.read_text(encoding="utf-8")) == {"limits": {"turns": 7}}
         result = await command("--config", str(file), "init", *options, "--key-env", "THE_KEY")
     assert result.code == 0, result.err

@@ -50,8 +50,8 @@ async def test_a_failing_test_is_fixed_by_a_patch_that_passes_a_clean_check(
     app: Local, prepared: Prepared
 ) -> None:
     async with app.workspaces.open(prepared, "one") as workspace:
-        before = await workspace.check("tests")
-        assert (before.verdict, before.cases[f"{TESTS}::test_hello_world"]) == (
+        run_before = await workspace.check("tests")
+        assert (run_before.verdict, run_before.cases[f"{TESTS}::test_hello_world"]) == (
             Verdict.FAILED,
             "failed",
         )
@@ -149,13 +149,13 @@ async def test_build_output_is_not_part_of_a_patch_even_after_a_cancelled_check(
     base = replace(prepared.base, profile=replace(prepared.base.profile, builds=builds))
     prepared = replace(prepared, base=base)
     async with app.workspaces.open(prepared, "one") as workspace:
-        rules, written = (
+        rules, source = (
             Change(".gitignore", "100644", b"*.o\n"),
             Change("source.txt", "100644", b"built\n"),
         )
-        await workspace.write([rules, written])
+        await workspace.write([rules, source])
         assert (await workspace.check("tests")).output == "built\n"
-        assert await workspace.changes() == [rules, written]
+        assert await workspace.changes() == [rules, source]
         assert not (await workspace.patch("built")).ignored
         checking = asyncio.create_task(workspace.check("slow"))
         async with asyncio.timeout(60):
@@ -166,7 +166,7 @@ async def test_build_output_is_not_part_of_a_patch_even_after_a_cancelled_check(
                 await asyncio.sleep(0.05)
         checking.cancel()
         await asyncio.wait([checking])
-        assert await workspace.changes() == [rules, written]
+        assert await workspace.changes() == [rules, source]
 
 
 async def test_changes_that_no_patch_can_hold_are_refused(app: Local) -> None:
@@ -192,8 +192,8 @@ async def test_a_python_block_and_tools_work_on_the_same_files(
             block = CodeBlock(
                 code, {"files.read": ("path",)}, datetime.now(UTC) + timedelta(seconds=20), "local"
             )
-            ran = await workspace.run_code(block, ask)
-            assert "by a block" in ran.printed, ran
+            block_run = await workspace.run_code(block, ask)
+            assert "by a block" in block_run.printed, block_run
         assert [change.path for change in await workspace.changes()] == ["made.txt"]
 
 
@@ -229,9 +229,9 @@ async def test_all_work_on_a_repository_runs_in_its_configured_image(tmp_path: P
         prepared = await app.preparer.prepare(app.base(setup=setup, checks=checks))
         async with app.workspaces.open(prepared, "seat"):
             pass
-        ran = list(app.pods.images.values())
-    assert len(ran) >= 4, "set-up, checks of the base, a seat, and the spare"
-    assert set.union(*ran) == {"own:1"}
+        images = list(app.pods.images.values())
+    assert len(images) >= 4, "set-up, checks of the base, a seat, and the spare"
+    assert set.union(*images) == {"own:1"}
 
 
 async def test_a_pod_lost_during_a_check_is_reported_with_the_reason(app: Local) -> None:
@@ -241,7 +241,7 @@ async def test_a_pod_lost_during_a_check_is_reported_with_the_reason(app: Local)
         checking = asyncio.create_task(workspace.check("run"))
         await asyncio.sleep(0.5)
         (name,) = app.pods.pods
-        app.pods.say(name, "its pod was ended: Evicted: low on ephemeral-storage")
+        app.pods.set_status(name, "its pod was ended: Evicted: low on ephemeral-storage")
         with pytest.raises(WorkspaceFailed, match="Evicted: low on ephemeral-storage"):
             await checking
     assert app.pods.pods == ()
@@ -326,8 +326,8 @@ async def test_set_up_output_is_returned_and_its_only_network_access_is_the_prox
         },
     )
     prepared = await app.preparer.prepare(base)
-    seen = prepared.runs["see"].output
-    assert all(word in seen for word in ("made", "left", "js", "Read-only")), seen
+    output = prepared.runs["see"].output
+    assert all(word in output for word in ("made", "left", "js", "Read-only")), output
     with pytest.raises(
         RepositoryError, match=r"it requested 10\.1\.2\.3:80, which set-ups may not reach"
     ):
@@ -366,10 +366,10 @@ async def test_hosts_on_different_disks_set_up_a_lock_file_once_and_seats_cannot
             group.create_task(use(0))
             group.create_task(use(1))
         await use(2)
-        other = hosts[0].base(
+        other_base = hosts[0].base(
             setup=(("sh", "-c", "echo other > /env/made"),), checks={"see": ("cat", "/env/made")}
         )
-        assert (await hosts[2].preparer.prepare(other)).runs["see"].output == "other\n"
+        assert (await hosts[2].preparer.prepare(other_base)).runs["see"].output == "other\n"
     set_up = [
         sum(line.startswith("setting up") for line in host_messages) for host_messages in messages
     ]

@@ -32,8 +32,8 @@ class Agents:
 
     def __init__(self, replies: Mapping[str, Any], *, asked_for: bool) -> None:
         self._replies = replies
-        asked = {"test": 1, "why": "The task asks for it."}
-        self._required = {"required": [asked] if asked_for else []}
+        requirement = {"test": 1, "why": "The task asks for it."}
+        self._required = {"required": [requirement] if asked_for else []}
 
     def answer(self, _body: Mapping[str, Any], headers: Mapping[str, str]) -> Reply:
         """Return the reply to a call. Raises `KeyError` for an unexpected one."""
@@ -128,11 +128,11 @@ async def test_changes_are_judged_without_a_model(tmp_path: Path) -> None:
         head: await judge(head)
         for head in ("tested", "candidate-0", "broken", "edited", "deleted", "notes")
     }
-    found = {
+    findings = {
         head: (result.code, result.document["finding"], result.document["level"])
         for head, result in results.items()
     }
-    assert found == {
+    assert findings == {
         "tested": (0, "passed", "self-tested"),
         "candidate-0": (0, "passed", "unproven"),
         "broken": (3, "broken", "unproven"),

@@ -31,7 +31,7 @@ async def test_a_file_of_a_gigabyte_is_handled_without_holding_it_in_memory(tmp_
     os.truncate(repo / "big.bin", GIGABYTE)
     git(repo, "-c", "core.compression=1", "add", "big.bin")
     git(repo, "-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "-qm", "a gigabyte")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     settings = load_settings(data_dir=tmp_path / "data")
     ref = await register(settings, str(repo), "")
     async with open_workspace_services(settings) as services:
@@ -43,5 +43,5 @@ async def test_a_file_of_a_gigabyte_is_handled_without_holding_it_in_memory(tmp_
             patch = await workspace.patch("nothing")
             assert patch.diff == ""
     await asyncio.to_thread(shutil.rmtree, tmp_path)  # pytest would keep it for three runs
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak_before
     assert grown < 400_000, f"{grown} KB more at the peak"

@@ -95,37 +95,37 @@ async def test_hosts_of_several_data_directories_share_the_slots(tmp_path: Path)
     running = tmp_path / "running"
     running.mkdir()
     async with (
-        local(tmp_path / "one", {"a.txt": ""}, cores=2) as one,
-        local(tmp_path / "two", {"a.txt": ""}, cores=2) as two,
+        local(tmp_path / "one", {"a.txt": ""}, cores=2) as first_app,
+        local(tmp_path / "two", {"a.txt": ""}, cores=2) as second_app,
     ):
-        most = 0
+        max_running = 0
 
         async def check(app: Local, prepared: Prepared, name: str) -> CheckRun:
             async with app.workspaces.open(prepared, name) as workspace:
                 return await workspace.check("run")
 
-        async def look() -> None:
-            nonlocal most
+        async def count_running() -> None:
+            nonlocal max_running
             while True:
-                below = [
+                paths = [
                     path
                     for path in Path("/proc").glob("[0-9]*/cmdline")
                     if b"time.sleep(0.321)" in _read(path)
                 ]
-                most = max(most, len({_namespace(path) for path in below}))
+                max_running = max(max_running, len({_namespace(path) for path in paths}))
                 await asyncio.sleep(0.01)
 
-        looking = asyncio.create_task(look())
+        looking = asyncio.create_task(count_running())
         ready = [
             (app, await app.prepared({"run": python("import time; time.sleep(0.321)")}))
-            for app in (one, two)
+            for app in (first_app, second_app)
         ]
         runs = await asyncio.gather(
             *(check(app, prepared, f"w{n}") for n in range(4) for app, prepared in ready)
         )
         looking.cancel()
     assert [run.verdict for run in runs] == [Verdict.PASSED] * 8
-    assert 1 <= most <= 2
+    assert 1 <= max_running <= 2
 
 
 def _read(path: Path) -> bytes:
@@ -180,8 +180,8 @@ async def test_a_block_releases_its_slot_while_it_waits_for_a_tool_that_needs_on
             block = CodeBlock(
                 code, {"tests.pytest": ()}, datetime.now(UTC) + timedelta(seconds=120), "local"
             )
-            ran = await workspace.run_code(block, ask)
-    assert (ran.status, ran.value) == (ToolStatus.SUCCESS, ["passed", 1])
+            run = await workspace.run_code(block, ask)
+    assert (run.status, run.value) == (ToolStatus.SUCCESS, ["passed", 1])
 
 
 PROCESS = """
@@ -220,13 +220,15 @@ async def test_the_time_limit_of_a_check_starts_when_it_has_a_slot(tmp_path: Pat
         quick = await app.prepared({"tests": python("import time; time.sleep(2)")})
         endless = await app.prepared({"tests": python("import time; time.sleep(600)")})
         async with (
-            app.workspaces.open(quick, "quick") as one,
-            app.workspaces.open(endless, "endless") as other,
+            app.workspaces.open(quick, "quick") as quick_workspace,
+            app.workspaces.open(endless, "endless") as endless_workspace,
         ):
             short = app.settings.workspace.model_copy(update={"check_floor_seconds": 0.75})
-            other._settings = app.settings.model_copy(update={"workspace": short})
+            endless_workspace._settings = app.settings.model_copy(update={"workspace": short})
             runs = await asyncio.gather(
-                one.check("tests"), one.check("tests"), other.check("tests")
+                quick_workspace.check("tests"),
+                quick_workspace.check("tests"),
+                endless_workspace.check("tests"),
             )
     assert [run.status for run in runs] == ["success", "success", "timeout"]
     assert runs[-1].output.startswith("tests hit the limit of 3 s")

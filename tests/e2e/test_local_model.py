@@ -118,11 +118,11 @@ async def test_contexts_are_counted_with_the_models_tokenizer(url: str, model: O
 
 
 async def test_the_same_seed_gives_the_same_answer(model: OpenAIModel) -> None:
-    async def once(seed: int) -> ChatReply:
+    async def sample(seed: int) -> ChatReply:
         return await model.chat(ask(temperature=0.9, seed=seed, max_tokens=12))
 
-    await once(5)  # so that both begin with the same cache
-    assert (await once(5)).text == (await once(5)).text
+    await sample(5)  # so that both begin with the same cache
+    assert (await sample(5)).text == (await sample(5)).text
 
 
 async def test_seats_share_the_cached_prefix_of_their_prompts(model: OpenAIModel) -> None:
@@ -247,9 +247,9 @@ async def test_a_killed_server_is_restarted_and_its_pending_call_is_answered(
     reply = answering.result()
     assert reply.text.strip()
     assert reply.finish_reason in {"stop", "length"}
-    (again,) = [
+    (restarted,) = [
         child
         for child in psutil.Process().children()
         if "moothall.llm.serve_local" in command_line(child)
     ]
-    assert again.pid != server.pid
+    assert restarted.pid != server.pid

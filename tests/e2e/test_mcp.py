@@ -17,7 +17,7 @@ from mcp.client.extension import ClaimContext, ClientExtension, ResultClaim
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, Request, RequestParams, Result
 
-from command import Command, by_task, git, scripted
+from command import Command, answer_turns_with, by_task, git
 from moothall.cli.demo import make_sample_repository
 from moothall.testing.model import Fault, scripted_model
 
@@ -37,7 +37,7 @@ def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
 @asynccontextmanager
 async def assistant(data_dir: Path) -> AsyncIterator[Client]:
     """Yield the official client of a new `moothall mcp` process."""
-    async with scripted_model(scripted(answer)) as model:
+    async with scripted_model(answer_turns_with(answer)) as model:
         command = Command(data_dir, model.base_url)
         server = StdioServerParameters(
             command=sys.executable, args=["-m", "moothall", "mcp"], env=command.environment()
@@ -46,7 +46,7 @@ async def assistant(data_dir: Path) -> AsyncIterator[Client]:
             yield client
 
 
-def structured(tool_result: Any) -> Any:
+def structured_content(tool_result: Any) -> Any:
     assert not tool_result.is_error, tool_result.content
     return (
         tool_result.structured_content
@@ -68,7 +68,7 @@ async def test_an_assistant_starts_a_council_and_asks_for_the_reasons(tmp_path: 
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert set(tools) == {"deliberate", "ask", "result", "why", "context"}
         assert "call" not in tools["deliberate"].input_schema["properties"]
-        outcome = structured(
+        outcome = structured_content(
             await client.call_tool(
                 "deliberate",
                 {"task": TASK, "repository": str(repo), "task_id": "from-mcp"},
@@ -79,8 +79,8 @@ async def test_an_assistant_starts_a_council_and_asks_for_the_reasons(tmp_path: 
         assert "hello_world" in git(repo, "show", outcome["branch"] + ":src/utils.py")
         assert steps == sorted(steps)
         assert steps[-1] == 100
-        again = structured(await client.call_tool("result", {"task_id": "from-mcp"}))
-        assert (again["winner_id"], again["branch"]) == (outcome["winner_id"], outcome["branch"])
+        result = structured_content(await client.call_tool("result", {"task_id": "from-mcp"}))
+        assert (result["winner_id"], result["branch"]) == (outcome["winner_id"], outcome["branch"])
         text = git(repo, "show", outcome["branch"] + ":src/utils.py").splitlines()
         line = next(number for number, row in enumerate(text, 1) if "hello_world" in row)
         place = {
@@ -90,11 +90,13 @@ async def test_an_assistant_starts_a_council_and_asks_for_the_reasons(tmp_path: 
             "ref": outcome["branch"],
         }
         async with asyncio.timeout(60):  # the graph lags behind the answers
-            while not (reasons := structured(await client.call_tool("why", place)))["proposals"]:
+            while not (reasons := structured_content(await client.call_tool("why", place)))[
+                "proposals"
+            ]:
                 await asyncio.sleep(0.5)
         assert reasons["line"]["commit"] == outcome["commit_sha"]
         assert reasons["proposals"][0]["task"]["task_id"] == "from-mcp"
-        response = structured(await client.call_tool("ask", {"prompt": "What is 2 + 2?"}))
+        response = structured_content(await client.call_tool("ask", {"prompt": "What is 2 + 2?"}))
         assert response["results"][0]["content"] == "Four."
         missing = await client.call_tool("result", {"task_id": "nobodys"})
         assert (missing.is_error, "nobodys" in str(missing.content)) == (True, True)
@@ -131,7 +133,7 @@ async def test_several_clients_use_the_http_server(tmp_path: Path) -> None:
         steps.append(progress)
 
     async with (
-        scripted_model(scripted(answer)) as model,
+        scripted_model(answer_turns_with(answer)) as model,
         http_server(Command(tmp_path / "data", model.base_url)) as url,
     ):
         token = (tmp_path / "data" / "token").read_text(encoding="utf-8").strip()
@@ -140,7 +142,7 @@ async def test_several_clients_use_the_http_server(tmp_path: Path) -> None:
         ) as web:
             transport = streamable_http_client(url, http_client=web)
             async with Client(transport, read_timeout_seconds=240) as client:
-                outcome = structured(
+                outcome = structured_content(
                     await client.call_tool(
                         "deliberate",
                         {"task": TASK, "repository": str(repo), "task_id": "over-http"},
@@ -152,8 +154,10 @@ async def test_several_clients_use_the_http_server(tmp_path: Path) -> None:
             # The next client finds the work of the one before.
             transport = streamable_http_client(url, http_client=web)
             async with Client(transport, read_timeout_seconds=240) as client:
-                again = structured(await client.call_tool("result", {"task_id": "over-http"}))
-            assert again["branch"] == outcome["branch"]
+                result = structured_content(
+                    await client.call_tool("result", {"task_id": "over-http"})
+                )
+            assert result["branch"] == outcome["branch"]
             headers = {"Accept": "application/json, text/event-stream"}
             for extra, status in (
                 ({"Authorization": "Bearer wrong-token"}, 401),
@@ -173,24 +177,24 @@ async def test_several_clients_use_the_http_server(tmp_path: Path) -> None:
     ],
 )
 async def test_an_unsafe_address_is_refused(tmp_path: Path, address: str, message: str) -> None:
-    ran = await Command(tmp_path / "data", "http://127.0.0.1:9/v1")("mcp", "--http", address)
-    assert ran.code == 2
-    assert message in ran.err
+    result = await Command(tmp_path / "data", "http://127.0.0.1:9/v1")("mcp", "--http", address)
+    assert result.code == 2
+    assert message in result.err
 
 
 async def test_another_address_requires_tls(tmp_path: Path) -> None:
     command = Command(tmp_path / "data", "http://127.0.0.1:9/v1")
     command.extra["MOOTHALL_GRPC__TOKEN"] = "a-token-of-the-operator"
-    ran = await command("mcp", "--http", "0.0.0.0:0")
-    assert (ran.code, "set web.tls_cert and web.tls_key" in ran.err) == (2, True)
+    result = await command("mcp", "--http", "0.0.0.0:0")
+    assert (result.code, "set web.tls_cert and web.tls_key" in result.err) == (2, True)
 
 
 async def test_a_disconnected_client_cancels_its_deliberation(tmp_path: Path) -> None:
-    received = asyncio.Event()
+    model_called = asyncio.Event()
 
     async def slowly(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
         del body, headers
-        received.set()
+        model_called.set()
         return Fault("silent", delay=120)
 
     async with scripted_model(slowly) as model:
@@ -203,10 +207,10 @@ async def test_a_disconnected_client_cancels_its_deliberation(tmp_path: Path) ->
                 client.call_tool("deliberate", {"task": "Think of a name", "task_id": "left-alone"})
             )
             async with asyncio.timeout(60):
-                await received.wait()
+                await model_called.wait()
         pending.cancel()
-        shown = await command("list", "--json")
-        (task,) = json.loads(shown.out)["tasks"]
+        listing = await command("list", "--json")
+        (task,) = json.loads(listing.out)["tasks"]
         assert (task["task_id"], task["status"]) == ("left-alone", "CANCELLED")
 
 
@@ -267,7 +271,7 @@ async def test_a_deliberation_is_an_mcp_task(tmp_path: Path) -> None:
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
     async with (
-        scripted_model(scripted(answer)) as model,
+        scripted_model(answer_turns_with(answer)) as model,
         http_server(Command(tmp_path / "data", model.base_url)) as url,
     ):
         token = (tmp_path / "data" / "token").read_text(encoding="utf-8").strip()
@@ -275,8 +279,8 @@ async def test_a_deliberation_is_an_mcp_task(tmp_path: Path) -> None:
         async with httpx2.AsyncClient(headers=headers, timeout=240) as web:
             transport, tasks = streamable_http_client(url, http_client=web), Tasks()
             async with Client(transport, read_timeout_seconds=240, extensions=[tasks]) as client:
-                wanted = {"task": TASK, "repository": str(repo), "task_id": "as-task"}
-                outcome = structured(await client.call_tool("deliberate", wanted))
+                arguments = {"task": TASK, "repository": str(repo), "task_id": "as-task"}
+                outcome = structured_content(await client.call_tool("deliberate", arguments))
                 assert (outcome["status"], outcome["proven"]) == ("COMPLETED", True)
                 created, *_, last = tasks.seen
                 assert (created.task_id, created.status, created.ttl_ms) == (
@@ -287,10 +291,10 @@ async def test_a_deliberation_is_an_mcp_task(tmp_path: Path) -> None:
                 assert (last.status, last.result_type) == ("completed", "complete")
                 assert created.created_at == last.created_at < last.last_updated_at
                 # The same call again is the same task, which has ended.
-                same = structured(await client.call_tool("deliberate", wanted))
-                assert same["branch"] == outcome["branch"]
-                wrong = await client.call_tool("deliberate", {"task": " ", "role": "dev"})
-                assert (wrong.is_error, "task is empty" in str(wrong.content)) == (True, True)
+                repeated = structured_content(await client.call_tool("deliberate", arguments))
+                assert repeated["branch"] == outcome["branch"]
+                refused = await client.call_tool("deliberate", {"task": " ", "role": "dev"})
+                assert (refused.is_error, "task is empty" in str(refused.content)) == (True, True)
                 with pytest.raises(MCPError, match="nobodys"):
                     await ask_task(client.session, "tasks/get", "nobodys")
                 assert (await ask_task(client.session, "tasks/update", "as-task")).status == ""

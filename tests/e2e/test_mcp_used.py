@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from command import SOLVED, Command, git, scripted, turn
+from command import SOLVED, Command, answer_turns_with, git, turn
 from moothall.authorization.rules import policies_folder
 from moothall.cli.demo import make_sample_repository
 from moothall.testing.model import Answer, Fault, scripted_model
@@ -51,7 +51,7 @@ async def test_changes_made_by_an_mcp_tool_are_in_the_winners_diff(tmp_path: Pat
         "tools": {"get": {"danger": "read"}},
     }
     async with scripted_model(
-        scripted(writing((repo / "src/utils.py").read_text(encoding="utf-8") + SOLVED))
+        answer_turns_with(writing((repo / "src/utils.py").read_text(encoding="utf-8") + SOLVED))
     ) as model:
         command = Command(tmp_path / "data", model.base_url)
         command.extra = {
@@ -59,27 +59,27 @@ async def test_changes_made_by_an_mcp_tool_are_in_the_winners_diff(tmp_path: Pat
             "MOOTHALL_SANDBOX__TOOLCHAINS": json.dumps([sys.prefix, str(tools)]),
             "MOOTHALL_GUARD__POLICIES": str(policies),
         }
-        looked = await command("tools", "take", "notes", "--look")
-        assert (looked.code, "mcp.notes.put" in looked.out, "new" in looked.out) == (
+        listing = await command("tools", "take", "notes", "--look")
+        assert (listing.code, "mcp.notes.put" in listing.out, "new" in listing.out) == (
             0,
             True,
             True,
-        ), looked.err
+        ), listing.err
         assert "mcp." not in (await command("tools", "list")).out, "reading requires no grant"
-        took = await command("tools", "take", "notes")
-        assert "8 tools taken" in took.err, took
-        again = await command("tools", "take", "notes", "--look")
-        assert "new" not in again.out.split()
+        acceptance = await command("tools", "take", "notes")
+        assert "8 tools taken" in acceptance.err, acceptance
+        second_look = await command("tools", "take", "notes", "--look")
+        assert "new" not in second_look.out.split()
         listed = {
             record["id"]: record
             for record in (await command("tools", "list", "--category", "mcp", "--json")).document
         }
         assert listed["mcp.notes.put"]["danger"] == "execute"
         assert listed["mcp.notes.get"]["danger"] == "read"
-        shown = await command("tools", "show", "mcp.notes.put")
-        assert shown.out.startswith(
+        details = await command("tools", "show", "mcp.notes.put")
+        assert details.out.startswith(
             "mcp.notes.put(path, text, times?, model_kind?)\nof an MCP server, which says of it:"
-        ), shown.out
+        ), details.out
         assert "mcp." not in (await command("tools", "list", "--role", "dev")).out, (
             "the tool is granted to nobody"
         )

@@ -75,10 +75,10 @@ async def test_each_seat_replies_in_the_format_its_model_supports(
         )
         options = ("--agents", "3", "--model", "default,schema,plain", "--peer-review")
         result = await command("deliberate", "--repo", str(repo), *options, TASK)
-        shown = await command("show", "--json")
+        details = await command("show", "--json")
     header = " ".join(f"{result.out} {result.err}".split())
     assert result.code == 0, header
-    assert {(seat["status"], seat["error_code"]) for seat in shown.document["seats"]} == {
+    assert {(seat["status"], seat["error_code"]) for seat in details.document["seats"]} == {
         ("proposed", "")
     }
     assert "coder: native tool calls, window 32,768 tokens" in header

@@ -13,14 +13,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from command import Command, by_task, scripted
+from command import Command, answer_turns_with, by_task
 from moothall.testing.model import scripted_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 
 @asynccontextmanager
-async def _opened(command: Command, opened: Path, *args: str) -> AsyncIterator[str]:
+async def _run_open(command: Command, opened: Path, *args: str) -> AsyncIterator[str]:
     """Run a command that serves until the context ends; yield the URL that its browser received."""
     server = await command.start(*args, stdout=asyncio.subprocess.DEVNULL)
     assert server.stderr is not None
@@ -53,7 +53,7 @@ async def test_the_page_is_opened_by_a_new_server_and_by_a_running_one(
     opened, browser = tmp_path / "opened", tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" >> {opened}\n')
     browser.chmod(0o755)
-    async with scripted_model(scripted(by_task)) as model:
+    async with scripted_model(answer_turns_with(by_task)) as model:
         extra = {
             "BROWSER": f"{browser} %s",
             "MOOTHALL_RAY__MODE": "process",
@@ -65,20 +65,20 @@ async def test_the_page_is_opened_by_a_new_server_and_by_a_running_one(
             model.base_url,
             extra | {"MOOTHALL_GRPC__PORT": "0", "MOOTHALL_METRICS__ENABLED": "false"},
         )
-        async with _opened(command, opened, "open") as link:
+        async with _run_open(command, opened, "open") as link:
             assert (await _follow(link))[0] == "/"
-            again = await command("open", "--no-browser")
-            assert again.code == 0, again.err
-            assert (await _follow(again.out.strip()))[0] == "/"
+            second_link = await command("open", "--no-browser")
+            assert second_link.code == 0, second_link.err
+            assert (await _follow(second_link.out.strip()))[0] == "/"
             demo = await command("demo", "--page")
             assert demo.code == 0, demo.err
             story = demo.out.strip().partition("&story=")[2]
             path, text = await _follow(opened.read_text().split()[-1])
             assert path == f"/stories/{story}"
             assert "Greet the world from src/utils.py" in text
-            shown = await command("open", "--no-browser", story)
-            assert (await _follow(shown.out.strip()))[0] == path
+            story_link = await command("open", "--no-browser", story)
+            assert (await _follow(story_link.out.strip()))[0] == path
             assert len(opened.read_text().split()) == 2, "no browser was requested the last time"
-    ended = await command("open", "not an id")
-    assert ended.code == 2
-    assert "is not an id" in ended.err
+    refused = await command("open", "not an id")
+    assert refused.code == 2
+    assert "is not an id" in refused.err

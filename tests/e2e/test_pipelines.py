@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import yaml
-from served import served
+from served import run_server
 
 from command import QUICK, Command
 from moothall.testing.model import ScriptedModel
@@ -65,7 +65,7 @@ async def app(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) ->
             "MOOTHALL_HTTP__ALLOW": json.dumps([server.url.removeprefix("http://")]),
         }
         command = Command(folder / "data", model.base_url, settings)
-        async with served(command):
+        async with run_server(command):
             yield App(command.served_at, server.url, sha, command.data_dir / "token")
         assert Repo(folder / "git/acme/app").git("branch", "--list", "moothall/*") == "", (
             "nothing is pushed without a request"
@@ -98,9 +98,9 @@ async def run(script: str, folder: Path, variables: Mapping[str, str]) -> tuple[
     return process.returncode, output.decode()
 
 
-def check(folder: Path, summary: Path, ended: tuple[int, str], task: str) -> None:
+def check(folder: Path, summary: Path, result: tuple[int, str], task: str) -> None:
     """Assert the exit code and the ranking of a task that is proven, or not."""
-    code, output = ended
+    code, output = result
     assert code == (0 if task == PROVEN else 3), output
     summary_text = summary.read_text(encoding="utf-8")
     assert "| 1 | " in summary_text
@@ -151,7 +151,7 @@ async def test_the_gitlab_job_ends_like_the_deliberation(
         "CI_COMMIT_SHA": app.sha,
     }
     assert line.count(SERVER) == 1
-    ended = await run(line.replace(SERVER, app.at), tmp_path, variables)
+    result = await run(line.replace(SERVER, app.at), tmp_path, variables)
     (summary,) = job["artifacts"]["paths"]
     assert job["artifacts"]["when"] == "always"
-    check(tmp_path, tmp_path / summary, ended, task)
+    check(tmp_path, tmp_path / summary, result, task)

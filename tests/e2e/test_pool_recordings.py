@@ -58,9 +58,9 @@ async def test_the_right_candidate_wins_with_independent_evidence(
     replies = json.loads((_RECORDINGS / f"{pool.name}.json").read_text(encoding="utf-8"))
     repository = tmp_path / "repository"
     pool.create_repository(repository)
-    wrong, right, other = _diffs(pool, repository)
+    wrong_diff, right, other_diff = _diffs(pool, repository)
     seats = ("agent-dev-001", "agent-dev-002", "agent-dev-003")
-    council = Council(dict(zip(seats, (wrong, right, other), strict=True)), replies)
+    council = Council(dict(zip(seats, (wrong_diff, right, other_diff), strict=True)), replies)
     async with scripted_model(council.answer, tools=True) as model:
         command = Command(tmp_path / "data", model.base_url, {"MOOTHALL_LLM__RETRIES": "0"})
         result = await command(

@@ -19,9 +19,9 @@ from pathlib import Path
 import grpc.aio
 import pytest
 import pytest_asyncio
-from served import Served, make_command, served
+from served import Served, make_command, run_server
 
-from command import Command, by_task, scripted
+from command import Command, answer_turns_with, by_task
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.testing.model import ScriptedModel, scripted_model
@@ -80,7 +80,7 @@ async def disk(tmp_path: Path) -> AsyncIterator[Disk]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def model() -> AsyncIterator[ScriptedModel]:
-    async with scripted_model(scripted(by_task)) as server:
+    async with scripted_model(answer_turns_with(by_task)) as server:
         yield server
 
 
@@ -115,7 +115,7 @@ async def is_known(app: Served, task_id: str) -> bool:
 @asynccontextmanager
 async def powerless(command: Command, disk: Disk) -> AsyncIterator[Served]:
     """Serve until the context ends, then lose power, which ends every process."""
-    async with served(command, signal.SIGKILL) as app:
+    async with run_server(command, signal.SIGKILL) as app:
         yield app
         disk.lose_power()
     await disk.unmount()
@@ -139,13 +139,13 @@ async def test_with_sync_always_no_acked_answer_is_lost(
         for task_id in ANSWERED:
             assert await deliberate(app, task_id) == "agent-dev-001"
     calls = len(model.requests)
-    async with served(command) as app:
+    async with run_server(command) as app:
         assert [task_id for task_id in ANSWERED if not await is_known(app, task_id)] == []
         assert await deliberate(app, ANSWERED[-1]) == "agent-dev-001"  # from the log
         assert len(model.requests) == calls
         request = pb.GetDeliberationResultRequest(task_id=code.task_id)
-        found = await app.stub().GetDeliberationResult(request)
-        assert found.results[0].proposal.diff == code.results[0].proposal.diff
+        result = await app.stub().GetDeliberationResult(request)
+        assert result.results[0].proposal.diff == code.results[0].proposal.diff
     checked = await command("log", "check")
     assert checked.code == 0, checked.err
 
@@ -159,13 +159,13 @@ async def test_by_default_a_power_loss_takes_unsynced_answers_and_nothing_else(
         os.sync()
         for task_id in ANSWERED:
             await deliberate(app, task_id)
-    async with served(command) as app:
+    async with run_server(command) as app:
         assert await is_known(app, "synced")
         # The test would prove nothing if the disk had everything.
-        lost = [task_id for task_id in ANSWERED if not await is_known(app, task_id)]
-        assert lost != []
-        assert lost == ANSWERED[-len(lost) :]  # the last ones
-        for task_id in lost:
+        lost_ids = [task_id for task_id in ANSWERED if not await is_known(app, task_id)]
+        assert lost_ids != []
+        assert lost_ids == ANSWERED[-len(lost_ids) :]  # the last ones
+        for task_id in lost_ids:
             assert await deliberate(app, task_id) == "agent-dev-001"  # it runs again
     checked = await command("log", "check")
     assert checked.code == 0, checked.err

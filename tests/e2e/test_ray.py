@@ -33,7 +33,7 @@ LONE_HOST = Path(__file__).parent.parent / "cluster" / "lone_host.py"
 
 
 @asynccontextmanager
-async def served(command: Command) -> AsyncIterator[psutil.Process]:
+async def run_server(command: Command) -> AsyncIterator[psutil.Process]:
     """Yield the process of a running server."""
     server = await command.start("serve", "--port", "0")
     assert server.stderr is not None
@@ -71,7 +71,7 @@ async def test_our_own_ray_discloses_nothing_without_its_token(tmp_path: Path) -
     async with scripted_model(lambda *_: "") as model:
         # Ignore tokens of the environment: they are for another Ray cluster.
         extra = {**NO_TOKEN, "MOOTHALL_RAY__MODE": "ray"}
-        async with served(Command(tmp_path / "data", model.base_url, extra)) as server:
+        async with run_server(Command(tmp_path / "data", model.base_url, extra)) as server:
             processes = [
                 process for process in descendants(server.pid) if "nats" not in process.name()
             ]
@@ -136,7 +136,7 @@ async def test_a_cluster_without_a_token_is_refused_unless_a_setting_allows_it(
         allowed = Command(
             tmp_path / "allowed", model.base_url, {**extra, "MOOTHALL_RAY__ALLOW_NO_TOKEN": "true"}
         )
-        async with served(allowed):
+        async with run_server(allowed):
             assert len(hosts_below(raylet)) == 1
         assert (await doctor_findings(allowed))["ok"] is True
 

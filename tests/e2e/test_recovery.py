@@ -26,10 +26,12 @@ async def test_a_kill_of_each_kind_of_process_changes_nothing_and_leaves_nothing
     ]
     await matrix.run(kills(boundaries[:1], KINDS), lanes=1)
     report = matrix.report
-    assert {seen.plan.blow.kind for seen in report.seen if seen.plan.blow and seen.hit} == set(
-        KINDS
-    )
+    assert {
+        result.plan.blow.kind for result in report.results if result.plan.blow and result.hit
+    } == set(KINDS)
     assert [
-        (str(seen.plan.blow), report.wrong(seen)) for seen in report.seen if report.wrong(seen)
+        (str(result.plan.blow), report.problems(result))
+        for result in report.results
+        if report.problems(result)
     ] == []
     assert report.left == []

@@ -82,8 +82,8 @@ def test_a_dry_run_does_everything_but_the_tag_and_a_release_tags(clone: Path) -
     assert "not signed" in completed.stdout
     assert f"before the release: section {VERSION} of CHANGELOG.md" in completed.stdout
 
-    again = release(clone, "--dry-run")
-    assert (again.returncode, "is not empty" in again.stderr) == (1, True)
+    refused = release(clone, "--dry-run")
+    assert (refused.returncode, "is not empty" in refused.stderr) == (1, True)
     for file in out.iterdir():
         file.unlink()
     date_section(clone)

@@ -10,9 +10,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from served import ALICE, Served, make_command, served
+from served import ALICE, Served, make_command, run_server
 
-from command import SOLVED, WRONG, git, scripted, turn
+from command import SOLVED, WRONG, answer_turns_with, git, turn
 from moothall.cli.demo import make_sample_repository
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
@@ -44,12 +44,16 @@ async def test_a_seat_proposes_a_remote_agents_change_and_survives_a_killed_repl
     async with AsyncExitStack() as stack:
         remote_model = await stack.enter_async_context(
             scripted_model(
-                scripted(lambda *_: turn("files.append", path="src/utils.py", content=SOLVED))
+                answer_turns_with(
+                    lambda *_: turn("files.append", path="src/utils.py", content=SOLVED)
+                )
             )
         )
         local_model = await stack.enter_async_context(
             scripted_model(
-                scripted(lambda *_: turn("files.append", path="src/utils.py", content=WRONG))
+                answer_turns_with(
+                    lambda *_: turn("files.append", path="src/utils.py", content=WRONG)
+                )
             )
         )
         replicas: list[tuple[Served, AsyncExitStack]] = []
@@ -60,7 +64,7 @@ async def test_a_seat_proposes_a_remote_agents_change_and_survives_a_killed_repl
             replica_stack = await stack.enter_async_context(AsyncExitStack())
             replicas.append(
                 (
-                    await replica_stack.enter_async_context(served(command, signal.SIGKILL)),
+                    await replica_stack.enter_async_context(run_server(command, signal.SIGKILL)),
                     replica_stack,
                 )
             )
@@ -71,11 +75,11 @@ async def test_a_seat_proposes_a_remote_agents_change_and_survives_a_killed_repl
         command.extra |= {
             "MOOTHALL_WORKSPACE__ALLOWED_ROOTS": f'["{tmp_path}"]',
             "MOOTHALL_AGENTS__ENDPOINTS": json.dumps(
-                {ENDPOINT: [one.command.served_at for one, _ in replicas]}
+                {ENDPOINT: [replica.command.served_at for replica, _ in replicas]}
             ),
             "MOOTHALL_AGENTS__ENDPOINT_TOKEN_FILE": str(token),
         }
-        app = await stack.enter_async_context(served(command))
+        app = await stack.enter_async_context(run_server(command))
         await app.stub().CreateCouncil(pb.CreateCouncilRequest(role="dev", num_agents=1))
         await app.stub().RegisterAgent(
             pb.RegisterAgentRequest(agent_id="far", role="dev", endpoint=ENDPOINT)

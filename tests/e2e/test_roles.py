@@ -30,7 +30,7 @@ from moothall.graph.store import BusGraphClient
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from moothall.testing.model import ScriptedModel
-from support.accounts import served
+from support.accounts import run_accounts_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -83,15 +83,15 @@ class Part:
         while line := await err.readline():
             self.stderr_lines.append(line.decode())
 
-    async def end(self, how: signal.Signals = signal.SIGTERM) -> None:
+    async def end(self, signal_number: signal.Signals = signal.SIGTERM) -> None:
         if self.process is None:
             return
         if self.process.returncode is None:
-            self.process.send_signal(how)
+            self.process.send_signal(signal_number)
         async with asyncio.timeout(120):
             code = await self.process.wait()
-        assert code == (130 if how is signal.SIGTERM else -how), f"{self.roles}: {code} " + "".join(
-            self.stderr_lines
+        assert code == (130 if signal_number is signal.SIGTERM else -signal_number), (
+            f"{self.roles}: {code} " + "".join(self.stderr_lines)
         )
 
 
@@ -113,7 +113,7 @@ async def cluster(
     folder = tmp_path_factory.mktemp("roles")
     accounts.create_account_files(folder / "keys")
     async with AsyncExitStack() as stack:
-        app = await stack.enter_async_context(served(folder, folder / "keys"))
+        app = await stack.enter_async_context(run_accounts_server(folder, folder / "keys"))
         base = make_command(folder, model.base_url)
         base.extra |= {
             "MOOTHALL_BUS__URL": app.url,
@@ -134,7 +134,7 @@ async def cluster(
                 part = Part(replace(base, data_dir=data, extra=extra), roles)
                 parts.setdefault(roles, []).append(part)
                 stack.push_async_callback(part.end)
-        await asyncio.gather(*(part.start() for two in parts.values() for part in two))
+        await asyncio.gather(*(part.start() for replicas in parts.values() for part in replicas))
         # A process that starts before the collector has created all streams and consumers requests
         # the missing ones.
         early = refused_subjects(parts, folder)
@@ -146,7 +146,9 @@ async def cluster(
 
 def refused_subjects(parts: Mapping[str, Sequence[Part]], folder: Path) -> Counter[str]:
     """Count the subjects that the bus refused to each part."""
-    logs = "".join(line for two in parts.values() for part in two for line in part.stderr_lines)
+    logs = "".join(
+        line for replicas in parts.values() for part in replicas for line in part.stderr_lines
+    )
     for path in folder.rglob("logs/*.log"):
         logs += path.read_text(errors="replace")
     return Counter(re.findall(r"permissions violation for ([^\n]*)", logs, re.IGNORECASE))
@@ -175,7 +177,7 @@ async def deliberate(
     raise AssertionError("API unreachable")
 
 
-async def decided(bus: JetStreamBus, task_id: str) -> list[Any]:
+async def decisions_of(bus: JetStreamBus, task_id: str) -> list[Any]:
     topic = (Channel.RESPONSES.of(f"team-a_{task_id}"),)
     return [
         recorded.event
@@ -198,7 +200,7 @@ async def test_a_deliberation_submitted_to_one_api_is_answered_by_the_other(
     assert [result.proposal.content for result in other_answer.results] == [
         result.proposal.content for result in answer.results
     ]
-    assert len(await decided(cluster.bus, "one-1")) == 1
+    assert len(await decisions_of(cluster.bus, "one-1")) == 1
 
 
 async def test_after_a_kill_of_the_graph_writer_the_other_has_all_data(
@@ -221,13 +223,15 @@ async def test_after_a_kill_of_the_graph_writer_the_other_has_all_data(
 
 
 async def test_both_collectors_and_both_planners_share_the_work(cluster: Cluster) -> None:
-    before = [
+    counts_before = [
         await metric_sum(part, "moothall_deliberations_decided_total")
         for part in cluster.parts[WORKERS]
     ]
     submitted = 0
     async with asyncio.timeout(300):
-        while not all(await have_counted(cluster, "moothall_deliberations_decided_total", before)):
+        while not all(
+            await have_counted(cluster, "moothall_deliberations_decided_total", counts_before)
+        ):
             await asyncio.gather(
                 *(
                     deliberate(cluster.api_address(n % 2), f"share-{submitted}-{n}")
@@ -243,7 +247,7 @@ async def test_both_collectors_and_both_planners_share_the_work(cluster: Cluster
             await wait_until_decided(cluster, [task for of in tasks for task in of])
             story += 4
     for task in (f"share-{round_}-{n}" for round_ in range(0, submitted, 4) for n in range(4)):
-        assert len(await decided(cluster.bus, task)) == 1
+        assert len(await decisions_of(cluster.bus, task)) == 1
 
 
 @pytest.mark.parametrize("killed", [0, 1])
@@ -263,7 +267,7 @@ async def test_killing_a_collector_and_planner_neither_loses_nor_repeats_work(
         assert {answer.result().status for answer in answers} == {pb.DELIBERATION_STATUS_COMPLETED}
         await wait_until_decided(cluster, tasks)
         for task in (*names, *tasks):
-            assert len(await decided(cluster.bus, task)) == 1
+            assert len(await decisions_of(cluster.bus, task)) == 1
         ends: list[str] = []
         async with asyncio.timeout(120):
             while len(ends) < 4:
@@ -288,15 +292,15 @@ async def test_restarting_every_role_under_load_loses_no_call(
 
     async with asyncio.TaskGroup() as group:
         callers = [group.create_task(caller(name)) for name in ("a", "b")]
-        for two in cluster.parts.values():
-            for part in two:
+        for replicas in cluster.parts.values():
+            for part in replicas:
                 await part.end()
                 await part.start()
         going = False
         await asyncio.gather(*callers)
     assert len(task_ids) > 2
     for task_id in task_ids:
-        assert len(await decided(cluster.bus, task_id)) == 1
+        assert len(await decisions_of(cluster.bus, task_id)) == 1
 
 
 async def plan_story(cluster: Cluster, name: str) -> list[str]:
@@ -322,7 +326,7 @@ async def plan_story(cluster: Cluster, name: str) -> list[str]:
 async def wait_until_decided(cluster: Cluster, tasks: Sequence[str]) -> None:
     """Wait until all tasks have ended."""
     async with asyncio.timeout(180):
-        while not all([await decided(cluster.bus, task) for task in tasks]):
+        while not all([await decisions_of(cluster.bus, task) for task in tasks]):
             await asyncio.sleep(0.2)
 
 
@@ -336,11 +340,11 @@ async def finished_stories(bus: JetStreamBus, name: str) -> list[str]:
     return [story for end in ends if (story := str(end.data["story_id"])).startswith(name)]
 
 
-async def have_counted(cluster: Cluster, name: str, before: Sequence[float]) -> list[bool]:
+async def have_counted(cluster: Cluster, name: str, counts_before: Sequence[float]) -> list[bool]:
     """For each process that decides or plans, return whether its counters have grown."""
     return [
         await metric_sum(part, name) > previous
-        for part, previous in zip(cluster.parts[WORKERS], before, strict=True)
+        for part, previous in zip(cluster.parts[WORKERS], counts_before, strict=True)
     ]
 
 
@@ -376,8 +380,8 @@ async def lease_holder(cluster: Cluster, name: str) -> Part:
     assert document is not None
     (part,) = [
         part
-        for two in cluster.parts.values()
-        for part in two
+        for replicas in cluster.parts.values()
+        for part in replicas
         if part.process is not None
         and str(document["holder"]).split("-")[-2] == str(part.process.pid)
     ]

@@ -76,11 +76,11 @@ async def test_each_limit_has_its_own_status_and_a_neighbour_keeps_working(
                 return first
 
         async with asyncio.TaskGroup() as group:
-            bad = group.create_task(run(hog, "hog"))
-            good = group.create_task(run(fine, "fine"))
-    assert (bad.result().status, bad.result().verdict) == (status, Verdict.ERRORED)
-    assert (good.result().status, good.result().output) == ("success", "worked\n")
-    assert len(bad.result().output) < 210_000
+            hog_task = group.create_task(run(hog, "hog"))
+            fine_task = group.create_task(run(fine, "fine"))
+    assert (hog_task.result().status, hog_task.result().verdict) == (status, Verdict.ERRORED)
+    assert (fine_task.result().status, fine_task.result().output) == ("success", "worked\n")
+    assert len(hog_task.result().output) < 210_000
 
 
 async def test_long_output_is_cut_in_the_middle(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ async def test_the_right_answer_is_selected_or_nothing_is_claimed(
     pool = read_pool(path)
     pool.skip_without_program()
     right, second = (item for item in pool.candidates if item.right)
-    wrong, other_wrong = (item for item in pool.candidates if not item.right)
+    wrong_candidate, other_wrong = (item for item in pool.candidates if not item.right)
     async with judged_base(tmp_path, pool.base, _COMMANDS[pool.command], task=pool.task) as place:
         evaluator = place.evaluator()
 
@@ -43,10 +43,10 @@ async def test_the_right_answer_is_selected_or_nothing_is_claimed(
                 names[item.seat]: item for item in rank(await evaluator.run_cross_tests(judged))
             }
 
-        mistaken, other = pool.files(wrong), pool.files(other_wrong)
-        silent = await judge(wrong=mistaken, right=pool.files(right), other=other)
+        mistaken, other_wrong_files = pool.files(wrong_candidate), pool.files(other_wrong)
+        silent = await judge(wrong=mistaken, right=pool.files(right), other=other_wrong_files)
         new_file = await judge(
-            wrong=mistaken, right={**pool.files(right), **pool.new_file}, other=other
+            wrong=mistaken, right={**pool.files(right), **pool.new_file}, other=other_wrong_files
         )
         existing = await judge(
             second=pool.files(second), right=pool.files(right, *pool.test_edits), wrong=mistaken

@@ -40,7 +40,7 @@ def credentials(command: Command) -> tuple[tuple[str, str], ...]:
     )
 
 
-async def registered(command: Command, repo: Path) -> common_pb2.Repository:
+async def register_repository(command: Command, repo: Path) -> common_pb2.Repository:
     result = await command("repo", "add", str(repo), "--json")
     assert result.code == 0, result.err
     return common_pb2.Repository(id=json.loads(result.out)["id"])
@@ -51,7 +51,10 @@ async def test_a_deliberation_is_submitted_and_polled(
 ) -> None:
     metadata = credentials(command)
     request = pb.DeliberateRequest(
-        task_description=TASK, role="DEV", num_agents=2, repository=await registered(command, repo)
+        task_description=TASK,
+        role="DEV",
+        num_agents=2,
+        repository=await register_repository(command, repo),
     )
     submitted = await stub.SubmitDeliberation(request, metadata=metadata)
     assert submitted.agent_count == 2
@@ -89,23 +92,26 @@ async def test_a_stream_can_be_resumed_from_any_sequence_number(
 ) -> None:
     metadata = credentials(command)
     request = pb.DeliberateRequest(
-        task_description=TASK, role="DEV", num_agents=2, repository=await registered(command, repo)
+        task_description=TASK,
+        role="DEV",
+        num_agents=2,
+        repository=await register_repository(command, repo),
     )
-    seen = [
+    updates = [
         update async for update in stub.StreamDeliberation(request, metadata=metadata, timeout=120)
     ]
-    seqs, ids = [update.seq for update in seen], [update.event.id for update in seen]
+    seqs, ids = [update.seq for update in updates], [update.event.id for update in updates]
     assert seqs == sorted(set(seqs))
     assert len(ids) == len(set(ids))
-    assert seen[-1].status == "COMPLETED"
-    assert seen[-1].progress_percent == 100
+    assert updates[-1].status == "COMPLETED"
+    assert updates[-1].progress_percent == 100
     for place in range(len(ids)):  # also within a single message
-        watch = pb.WatchDeliberationRequest(task_id=seen[0].task_id, after_seq=seqs[place])
-        again = [
+        watch = pb.WatchDeliberationRequest(task_id=updates[0].task_id, after_seq=seqs[place])
+        resumed_ids = [
             update.event.id
             async for update in stub.WatchDeliberation(watch, metadata=metadata, timeout=60)
         ]
-        assert again == ids[place + 1 :]
+        assert resumed_ids == ids[place + 1 :]
 
 
 async def test_cancel_stops_calls_and_workspaces(
@@ -113,7 +119,9 @@ async def test_cancel_stops_calls_and_workspaces(
 ) -> None:
     metadata = credentials(command)
     request = pb.DeliberateRequest(
-        task_description=f"HANG {TASK}", role="DEV", repository=await registered(command, repo)
+        task_description=f"HANG {TASK}",
+        role="DEV",
+        repository=await register_repository(command, repo),
     )
     submitted = await stub.SubmitDeliberation(request, metadata=metadata)
     watch = pb.WatchDeliberationRequest(task_id=submitted.task_id)
@@ -186,7 +194,7 @@ async def test_a_remote_pipeline_starts_a_council_and_fails_by_its_exit_code(
     command: Command, repo: Path, tmp_path: Path
 ) -> None:
     """From a data directory of its own, as on another machine: the token is all that it has."""
-    repository_id = (await registered(command, repo)).id
+    repository_id = (await register_repository(command, repo)).id
     client = Command(tmp_path / "mine", extra={"MOOTHALL_LOG__LEVEL": "error"})
     token = str(command.data_dir / "token")
     arguments = (
@@ -205,8 +213,8 @@ async def test_a_remote_pipeline_starts_a_council_and_fails_by_its_exit_code(
     summary = (tmp_path / "summary.md").read_text(encoding="utf-8")
     assert f"branch `{result.document['branch']}`" in summary
     assert "| 1 | " in summary
-    wrong = await client(*arguments, "Add hello_world() function to src/utils.py WRONG")
-    assert wrong.code in {1, 3}, wrong.err
+    failed = await client(*arguments, "Add hello_world() function to src/utils.py WRONG")
+    assert failed.code in {1, 3}, failed.err
     refused = await client(*arguments, "--seed", "1", TASK)
     assert (refused.code, "does not accept seed" in refused.err) == (2, True)
     assert not (tmp_path / "mine" / "lock").exists()  # no server was started

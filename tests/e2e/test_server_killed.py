@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import grpc.aio
 import pytest
-from served import ALICE, Served, make_command, served
+from served import ALICE, Served, make_command, run_server
 
 from moothall.config import BusSettings
 from moothall.domain.event import Channel, EventType
@@ -53,10 +53,12 @@ async def dependencies(
         }
         roles = ('["api"]', '["api", "collector"]')
         ends, open_ = [AsyncExitStack(), AsyncExitStack()], []
-        for end, only, how in zip(ends, roles, (signal.SIGKILL, signal.SIGTERM), strict=True):
+        for end, role, end_signal in zip(
+            ends, roles, (signal.SIGKILL, signal.SIGTERM), strict=True
+        ):
             await stack.enter_async_context(end)
-            command = replace(base, extra=base.extra | {"MOOTHALL_SERVE__ONLY": only})
-            app = await end.enter_async_context(served(command, how))
+            command = replace(base, extra=base.extra | {"MOOTHALL_SERVE__ONLY": role})
+            app = await end.enter_async_context(run_server(command, end_signal))
             channel = await stack.enter_async_context(
                 grpc.aio.insecure_channel(app.command.served_at)
             )  # it outlives the API server
@@ -68,7 +70,7 @@ async def dependencies(
 async def hosting(app: Served) -> AsyncIterator[None]:
     """A host that takes work beside the API servers."""
     command = replace(app.command, extra=app.command.extra | {"MOOTHALL_SERVE__ONLY": '["hosts"]'})
-    async with served(command):
+    async with run_server(command):
         yield
 
 
@@ -104,10 +106,10 @@ async def poll(app: Served, statuses: list[int]) -> None:
 
 async def listen(app: Served, board_events: list[tuple[str, str]], count: int) -> None:
     """Read board events that follow the known ones, up to `count` stories."""
-    after = {"Last-Event-ID": board_events[-1][0]} if board_events else {}
+    last_event = {"Last-Event-ID": board_events[-1][0]} if board_events else {}
     async with (
         aiohttp.ClientSession() as session,
-        session.get(f"http://{app.web}/api/v1/events", headers=HEADERS | after) as answer,
+        session.get(f"http://{app.web}/api/v1/events", headers=HEADERS | last_event) as answer,
     ):
         assert answer.status == 200
         while len(board_events) < count:
@@ -136,7 +138,7 @@ async def test_callers_of_a_killed_api_continue_at_another(
     updates: list[pb.DeliberationUpdate] = []
     statuses: list[int] = []
     board_events: list[tuple[str, str]] = []
-    async with dependencies(tmp_path, model) as (bus, ends, (killed, other)):
+    async with dependencies(tmp_path, model) as (bus, ends, (killed, surviving)):
         calling = asyncio.ensure_future(killed.stub().Deliberate(TASK))
         async with asyncio.timeout(60):
             while await bus.first(Channel.RESULTS.of("team-a_waits")) is None:
@@ -158,16 +160,16 @@ async def test_callers_of_a_killed_api_continue_at_another(
             assert error.value.code() is grpc.StatusCode.UNAVAILABLE
         with pytest.raises((aiohttp.ClientError, asyncio.IncompleteReadError)):
             await watchers[2]
-        second = await create(other, "Export as ODS")
-        async with asyncio.timeout(120), hosting(other), asyncio.TaskGroup() as group:
-            again = group.create_task(_of(other.stub().Deliberate(TASK)))
+        second = await create(surviving, "Export as ODS")
+        async with asyncio.timeout(120), hosting(surviving), asyncio.TaskGroup() as group:
+            repeated_call = group.create_task(_of(surviving.stub().Deliberate(TASK)))
             for going_on in (
-                watch(other, updates),
-                poll(other, statuses),
-                listen(other, board_events, 2),
+                watch(surviving, updates),
+                poll(surviving, statuses),
+                listen(surviving, board_events, 2),
             ):
                 group.create_task(going_on)
-        assert again.result().status == statuses[-1] == pb.DELIBERATION_STATUS_COMPLETED
+        assert repeated_call.result().status == statuses[-1] == pb.DELIBERATION_STATUS_COMPLETED
         topics = [channel.of("team-a_waits") for channel in (Channel.RESULTS, Channel.RESPONSES)]
         async with aclosing(bus.replay(topics)) as records:
             recorded = [item.event async for item in records]

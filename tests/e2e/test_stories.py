@@ -13,7 +13,7 @@ from typing import Any
 import grpc.aio
 import pytest
 import pytest_asyncio
-from served import ALICE, EVE, Served, make_command, served
+from served import ALICE, EVE, Served, make_command, run_server
 
 from command import Command
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
@@ -29,7 +29,7 @@ async def own_command(model: ScriptedModel, tmp_path_factory: pytest.TempPathFac
     return make_command(tmp_path_factory.mktemp("stories"), model.base_url)
 
 
-async def decided(stub: Any, task_id: str) -> Any:
+async def wait_for_result(stub: Any, task_id: str) -> Any:
     """Wait for the end of a deliberation that may not be dispatched yet."""
     async with asyncio.timeout(180):
         while True:
@@ -51,57 +51,59 @@ async def decided(stub: Any, task_id: str) -> Any:
 
 async def test_a_server_serves_two_tenants(own_command: Command) -> None:
     """One test for all steps, because each start of a server costs more than the steps."""
-    async with served(own_command) as app:
+    async with run_server(own_command) as app:
         await _a_seed_era_client_gets_an_answer(app)
         await _a_council_gives_its_seats(app)
         await _orchestrate(app)
         design, code = await _a_story_is_planned(app, "story-1", "HAIKU")
-        assert (await decided(app.stub(), design)).winner_id
-        assert (await decided(app.stub(), code)).winner_id
+        assert (await wait_for_result(app.stub(), design)).winner_id
+        assert (await wait_for_result(app.stub(), code)).winner_id
         await _check_metrics(app, deliberations=5)
         waiting, hanging = await _a_story_is_planned(app, "story-2", "HANG")
-    async with served(own_command) as again:
+    async with run_server(own_command) as restarted:
         council = (
-            await again.stub().ListCouncils(pb.ListCouncilsRequest(include_agents=True))
+            await restarted.stub().ListCouncils(pb.ListCouncilsRequest(include_agents=True))
         ).councils[0]
         assert [agent.agent_id for agent in council.agents] == ["agent-dev-001", "specialist"]
-        await _check_metrics(again, deliberations=6)
+        await _check_metrics(restarted, deliberations=6)
         # The plan continues after the restart: its first task ends without a winner, so the second
         # cannot start and reports why.
-        pending = await again.stub().GetDeliberationResult(
+        pending = await restarted.stub().GetDeliberationResult(
             pb.GetDeliberationResultRequest(task_id=hanging)
         )
         assert pending.status == pb.DELIBERATION_STATUS_PENDING
-        await again.stub().CancelDeliberation(pb.CancelDeliberationRequest(task_id=waiting))
-        assert (await decided(again.stub(), waiting)).status == pb.DELIBERATION_STATUS_CANCELLED
-        finished = await _finished(again, "story-2")
+        await restarted.stub().CancelDeliberation(pb.CancelDeliberationRequest(task_id=waiting))
+        assert (
+            await wait_for_result(restarted.stub(), waiting)
+        ).status == pb.DELIBERATION_STATUS_CANCELLED
+        finished = await _task_outcomes(restarted, "story-2")
         assert finished == {waiting: "CANCELLED", hanging: "SKIPPED"}
-        skipped = await decided(again.stub(), hanging)
+        skipped = await wait_for_result(restarted.stub(), hanging)
         assert skipped.status == pb.DELIBERATION_STATUS_FAILED
         assert (
             f"not started: {waiting}, whose work it builds on, has no winner"
             in skipped.error_message
         )
-        await _what_cannot_start_is_not_processed(again)
+        await _what_cannot_start_is_not_processed(restarted)
 
 
 async def _what_cannot_start_is_not_processed(app: Served) -> None:
-    def moved(story: str, **metadata: str) -> pb.ProcessPlanningEventRequest:
+    def move_event(story: str, **metadata: str) -> pb.ProcessPlanningEventRequest:
         fields = {"title": "A text", "brief": "Write a HAIKU", "roles": "dev", **metadata}
         return pb.ProcessPlanningEventRequest(
             event_type="story.transitioned", case_id=story, to_state="PLANNING", metadata=fields
         )
 
-    outside = str(app.command.data_dir.parent)
+    outside_path = str(app.command.data_dir.parent)
     for repository, reason in (
         ("no-such", "no repository 'no-such'"),
-        (outside, "is not below an allowed root"),
+        (outside_path, "is not below an allowed root"),
     ):
-        answer = await app.stub().ProcessPlanningEvent(moved("story-3", repository=repository))
+        answer = await app.stub().ProcessPlanningEvent(move_event("story-3", repository=repository))
         assert (answer.processed, list(answer.derived_task_ids)) == (False, [])
         assert reason in answer.message
     await app.stub().DeleteCouncil(pb.DeleteCouncilRequest(role="dev"))
-    answer = await app.stub().ProcessPlanningEvent(moved("story-4"))
+    answer = await app.stub().ProcessPlanningEvent(move_event("story-4"))
     assert not answer.processed
     assert "the dev council was deleted" in answer.message
 
@@ -148,7 +150,7 @@ async def _a_council_gives_its_seats(app: Served) -> None:
         pb.DeliberateRequest(task_description="Write a HAIKU", role="dev", num_agents=1)
     )
     assert hers.agent_count == 1
-    assert (await decided(eve, hers.task_id)).winner_id == "agent-dev-001"
+    assert (await wait_for_result(eve, hers.task_id)).winner_id == "agent-dev-001"
 
 
 async def _orchestrate(app: Served) -> None:
@@ -203,12 +205,12 @@ async def _check_metrics(app: Served, *, deliberations: int) -> None:
     ).stats.total_deliberations == 1
 
 
-async def _finished(app: Served, story: str) -> dict[str, str]:
+async def _task_outcomes(app: Served, story: str) -> dict[str, str]:
     """Return the outcomes of the tasks of a story's plan, from the log."""
     async with asyncio.timeout(60):
         while True:
-            done = await app.command("log", "tail", "--json")
-            for line in done.out.splitlines():
+            events = await app.command("log", "tail", "--json")
+            for line in events.out.splitlines():
                 event = json.loads(line)
                 if event["type"] == "moothall.plan.finished" and event["data"]["story_id"] == story:
                     return dict(event["data"]["tasks"])

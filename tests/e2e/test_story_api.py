@@ -14,9 +14,9 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
-from served import make_command, served
+from served import make_command, run_server
 
-from command import Command, scripted, turn
+from command import Command, answer_turns_with, turn
 from moothall.testing.model import scripted_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
@@ -51,7 +51,7 @@ def answer(_body: dict[str, Any], _headers: Mapping[str, str]) -> str:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def own_command(tmp_path: Path) -> AsyncIterator[Command]:
-    async with scripted_model(scripted(answer)) as server:
+    async with scripted_model(answer_turns_with(answer)) as server:
         command = make_command(tmp_path, server.base_url)
         command.extra["MOOTHALL_WEB__PORT"] = "0"
         (tmp_path / "tokens.toml").write_text(TOKENS, encoding="utf-8")
@@ -80,12 +80,12 @@ def repo(tmp_path: Path) -> Path:
 
 
 async def follow(
-    session: aiohttp.ClientSession, url: str, until: str, after: int = 0
+    session: aiohttp.ClientSession, url: str, until: str, last_seq: int = 0
 ) -> list[tuple[int, str]]:
     """Return seq and state of each board event up to the first one in a state."""
     states: list[tuple[int, str]] = []
     async with session.get(
-        f"{url}/api/v1/events", headers={"Last-Event-ID": str(after)}
+        f"{url}/api/v1/events", headers={"Last-Event-ID": str(last_seq)}
     ) as response:
         assert response.content_type == "text/event-stream"
         async for line in response.content:
@@ -103,7 +103,7 @@ async def test_a_story_is_carried_to_its_commit_over_the_json_api(
     added = await own_command("repo", "add", str(repo), "--id", "project", "--tenant", "team-p")
     assert added.code == 0, added.err
     session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {PERSON}"})
-    async with served(own_command) as app, session, asyncio.timeout(240):
+    async with run_server(own_command) as app, session, asyncio.timeout(240):
         url = f"http://{app.web}"
 
         async def ask(method: str, path: str, body: Any = None, **headers: str) -> Any:
@@ -126,8 +126,8 @@ async def test_a_story_is_carried_to_its_commit_over_the_json_api(
 
         async def move(event: str) -> str:
             while True:
-                seen = await ask("GET", story)
-                if any(line["event"] == event and not line["missing"] for line in seen["moves"]):
+                current = await ask("GET", story)
+                if any(line["event"] == event and not line["missing"] for line in current["moves"]):
                     moved = await ask("POST", f"{story}/transitions", {"event": event})
                     if not moved["blocked"]:
                         return str(moved["state"])
@@ -161,11 +161,11 @@ async def test_a_story_is_carried_to_its_commit_over_the_json_api(
         ]
         # Nothing is lost or duplicated.
         assert await follow(session, url, "done", events[1][0]) == events[2:]
-    shown = subprocess.run(
+    committed = subprocess.run(
         ["git", "show", f"{checked['branch']}:greet.py"],
         cwd=repo,
         check=True,
         capture_output=True,
         text=True,
     ).stdout
-    assert shown == CODE
+    assert committed == CODE

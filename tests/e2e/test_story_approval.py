@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from served import make_command, served
+from served import make_command, run_server
 from texts import METADATA, TOKENS, Person, by_words, make_repository
 
-from command import Command, git, scripted
+from command import Command, answer_turns_with, git
 from moothall.pb.context.v1 import context_pb2 as context
 from moothall.pb.context.v1.context_pb2_grpc import ContextServiceStub
 from moothall.testing.model import scripted_model
@@ -34,7 +34,7 @@ def repo(tmp_path: Path) -> Path:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def own_command(tmp_path: Path, repo: Path) -> AsyncIterator[Command]:
-    async with scripted_model(scripted(by_words)) as server:
+    async with scripted_model(answer_turns_with(by_words)) as server:
         command = make_command(tmp_path, server.base_url)
         command.extra["MOOTHALL_WEB__PORT"] = "0"
         (tmp_path / "tokens.toml").write_text(TOKENS, encoding="utf-8")
@@ -78,18 +78,18 @@ async def move_to_last_gate(person: Person, brief: str) -> None:
 
 
 async def test_a_story_is_merged_into_a_moved_branch(own_command: Command, repo: Path) -> None:
-    async with served(own_command) as app:
+    async with run_server(own_command) as app:
         person = Person(app)
         await move_to_last_gate(person, BRIEF)
         commit(repo, "other.txt", "meanwhile\n")
         (repo / "other.txt").write_text("not committed\n", encoding="utf-8")
         (repo / "new.txt").write_text("not known\n", encoding="utf-8")
-        before = git(repo, "rev-parse", "HEAD")
+        head_before = git(repo, "rev-parse", "HEAD")
         await person.move("accept")
         delivery = await person.delivery_record()
         assert (delivery["status"], delivery["branch"]) == ("merged", "main")
         head = git(repo, "rev-parse", "HEAD")
-        assert (head, git(repo, "rev-parse", "HEAD^1")) == (delivery["commit_sha"], before)
+        assert (head, git(repo, "rev-parse", "HEAD^1")) == (delivery["commit_sha"], head_before)
         assert git(repo, "symbolic-ref", "HEAD") == "refs/heads/main"
         message = git(repo, "log", "-1", "--format=%B")
         assert message.startswith("Merge story: Texts in both cases")
@@ -137,7 +137,7 @@ async def test_neo4j_leads_from_a_merged_line_to_its_approver_for_its_tenant_onl
         '[[principals]]\ntoken = "a-token-of-somebody-elsewhere"\nname = "eve"\ntenant = "team-e"\n'
     )
     (tmp_path / "tokens.toml").write_text(TOKENS + outsider, encoding="utf-8")
-    async with served(own_command) as app:
+    async with run_server(own_command) as app:
         person = Person(app)
         await move_to_last_gate(person, BRIEF + " ALONE")
         await person.move("accept", comment="It reads well.")
@@ -160,16 +160,18 @@ async def test_neo4j_leads_from_a_merged_line_to_its_approver_for_its_tenant_onl
         response = await ContextServiceStub(app.channel).GetContext(pack, metadata=METADATA)
         assert "Texts in both cases" in response.context
         assert "It reads well." in response.context
-        other = (("authorization", "Bearer a-token-of-somebody-elsewhere"),)
-        nothing = await ContextServiceStub(app.channel).GetContext(pack, metadata=other)
-        assert "Texts" not in nothing.context
-        assert "reads well" not in nothing.context
+        other_caller = (("authorization", "Bearer a-token-of-somebody-elsewhere"),)
+        foreign_context = await ContextServiceStub(app.channel).GetContext(
+            pack, metadata=other_caller
+        )
+        assert "Texts" not in foreign_context.context
+        assert "reads well" not in foreign_context.context
 
 
 async def test_a_conflict_with_the_branch_goes_back_to_the_council(
     own_command: Command, repo: Path
 ) -> None:
-    async with served(own_command) as app:
+    async with run_server(own_command) as app:
         person = Person(app)
         await move_to_last_gate(person, BRIEF + " ALONE MODE")
         text = (repo / "tools/texts.py").read_text(encoding="utf-8")
@@ -190,7 +192,7 @@ async def test_a_conflict_with_the_branch_goes_back_to_the_council(
 
 
 async def test_uncommitted_files_of_the_owner_are_kept(own_command: Command, repo: Path) -> None:
-    async with served(own_command) as app:
+    async with run_server(own_command) as app:
         person = Person(app)
         await move_to_last_gate(person, BRIEF)
         head = git(repo, "rev-parse", "HEAD")

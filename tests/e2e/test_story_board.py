@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from served import make_command, served
+from served import make_command, run_server
 from texts import AC, TOKENS, Person, by_words, make_repository
 
-from command import Command, git, scripted
+from command import Command, answer_turns_with, git
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as orchestrator
 from moothall.testing.model import scripted_model
 
@@ -29,7 +29,7 @@ def repo(tmp_path: Path) -> Path:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def own_command(tmp_path: Path) -> AsyncIterator[Command]:
-    async with scripted_model(scripted(by_words)) as server:
+    async with scripted_model(answer_turns_with(by_words)) as server:
         command = make_command(tmp_path, server.base_url)
         (tmp_path / "tokens.toml").write_text(TOKENS, encoding="utf-8")
         yield command
@@ -40,7 +40,7 @@ async def test_a_story_is_built_rejected_and_completed_across_a_restart(
 ) -> None:
     added = await own_command("repo", "add", str(repo), "--id", "project", "--tenant", "team-p")
     assert added.code == 0, added.err
-    async with served(own_command) as app:
+    async with run_server(own_command) as app:
         person = Person(app)
         await person.create(
             "As a writer, I want texts in upper and lower case, so that I need not retype them."
@@ -48,7 +48,7 @@ async def test_a_story_is_built_rejected_and_completed_across_a_restart(
         await person.move("refine", "submit")
         await person.move_once_allowed("accept_design")
         await person.wait_for_state("test")
-    async with served(own_command) as app:  # the check of the whole story continues or starts
+    async with run_server(own_command) as app:  # the check of the whole story continues or starts
         person = Person(app, person.story_id)
         await person.move_once_allowed("accept_test")
         branch = f"moothall/team-p_{person.story_id}"
@@ -73,7 +73,7 @@ async def test_the_changes_of_two_tasks_are_merged(
 ) -> None:
     added = await own_command("repo", "add", str(repo), "--id", "project", "--tenant", "team-p")
     assert added.code == 0, added.err
-    async with served(own_command) as app:
+    async with run_server(own_command) as app:
         person = Person(app)
         await person.create(
             "As a writer, I want texts in upper and lower case, so that I need not retype them."
@@ -108,13 +108,13 @@ async def test_the_changes_of_two_tasks_are_merged(
 async def test_a_story_is_edited_archived_and_restored_on_the_command_line(
     own_command: Command,
 ) -> None:
-    made = await own_command("story", "new", "Export", "--ac", AC[0])
-    story = made.out.strip()
+    created = await own_command("story", "new", "Export", "--ac", AC[0])
+    story = created.out.strip()
     edited = await own_command("story", "edit", story, "--title", "Export a month", "--rigor", "L0")
     assert edited.code == 0, edited.err
     assert "points of the coach" in edited.err
-    shown = await own_command("story", "show", story)
-    assert shown.out.startswith(f"Export a month\n- {AC[0]}\n")
+    details = await own_command("story", "show", story)
+    assert details.out.startswith(f"Export a month\n- {AC[0]}\n")
     assert (await own_command("story", "archive", story)).out == "archived\n"
     assert (await own_command("story", "list")).out == ""
     assert story in (await own_command("story", "list", "--all")).out
@@ -155,7 +155,7 @@ async def test_a_story_is_completed_on_the_command_line(
     submitted = await own_command("story", "approve", story)
     assert submitted.out == "design\n"
     assert "nothing works on stories now" in submitted.err
-    async with served(own_command):
+    async with run_server(own_command):
         async with asyncio.timeout(90):
             while (planned := await own_command("story", "plan", story)).code:
                 await asyncio.sleep(0.2)
@@ -171,25 +171,27 @@ async def test_a_story_is_completed_on_the_command_line(
         late = await own_command("story", "plan", story, "--change", str(tmp_path / "plan.json"))
         assert (late.code, "were changed by local since you saw them" in late.err) == (2, True)
         assert await once_allowed(story) == "build"
-        nobody = await own_command("story", "approve", story)
+        early_approval = await own_command("story", "approve", story)
         async with asyncio.timeout(180):
-            while nobody.code == 2 and "councils are at work" in nobody.err:
-                nobody = await own_command("story", "approve", story)
-        assert "its tasks have ended" not in nobody.err, (
+            while early_approval.code == 2 and "councils are at work" in early_approval.err:
+                early_approval = await own_command("story", "approve", story)
+        assert "its tasks have ended" not in early_approval.err, (
             await own_command("story", "show", story)
         ).out
-        assert (nobody.out.strip() or await once_allowed(story)) == "docs"
+        assert (early_approval.out.strip() or await once_allowed(story)) == "docs"
         await own_command("story", "comment", story, "well done")
         of_line = await own_command("story", "comment", story, "good", "--line", "tools/one.py:1")
         assert of_line.code == 0, of_line.err
-        wrong = await own_command("story", "comment", story, "what?", "--line", "tools/one.py:900")
-        assert (wrong.code, "no such line 900" in wrong.err) == (2, True)
+        refused = await own_command(
+            "story", "comment", story, "what?", "--line", "tools/one.py:900"
+        )
+        assert (refused.code, "no such line 900" in refused.err) == (2, True)
         assert (await own_command("story", "approve", story)).out == "done\n"
-    shown = await own_command("story", "show", story)
-    assert "checked as a whole: passed" in shown.out
-    assert "local says: well done" in shown.out
-    assert "local says of tools/one.py, line 1: good" in shown.out
-    assert re.search(r"(?m)^1\. task-\w+ \(dev\): won: agent-dev-\d+, ", shown.out), shown.out
+    details = await own_command("story", "show", story)
+    assert "checked as a whole: passed" in details.out
+    assert "local says: well done" in details.out
+    assert "local says of tools/one.py, line 1: good" in details.out
+    assert re.search(r"(?m)^1\. task-\w+ \(dev\): won: agent-dev-\d+, ", details.out), details.out
     (row,) = json.loads((await own_command("story", "list", "--json")).out)
     assert (row["state"], row["branch"]) == ("done", f"moothall/{story}")
     assert git(repo, "rev-parse", row["branch"]) == row["commit_sha"]

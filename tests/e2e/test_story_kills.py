@@ -14,10 +14,10 @@ from typing import Any
 import grpc.aio
 import pytest
 import pytest_asyncio
-from served import Served, make_command, served
+from served import Served, make_command, run_server
 from texts import CHECK, PERSON, TOKENS, Person, by_words, make_repository
 
-from command import Command, git, scripted, task_of
+from command import Command, answer_turns_with, git, task_of
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as orchestrator
 from moothall.testing.model import scripted_model
 
@@ -55,22 +55,22 @@ def model() -> Model:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def own_command(tmp_path: Path, model: Model) -> AsyncIterator[Command]:
-    async with scripted_model(scripted(model.answer)) as server:
+    async with scripted_model(answer_turns_with(model.answer)) as server:
         command = make_command(tmp_path, server.base_url)
         command.extra["MOOTHALL_WEB__PORT"] = "0"
         (tmp_path / "tokens.toml").write_text(TOKENS, encoding="utf-8")
         yield command
 
 
-async def begun(app: Served, task_id: str) -> None:
+async def wait_until_running(app: Served, task_id: str) -> None:
     """Wait until a deliberation runs: its check takes a second, and half of that is over."""
     request = orchestrator.GetDeliberationResultRequest(task_id=task_id)
-    stub, found = app.stub(PERSON), None
+    stub, result = app.stub(PERSON), None
     async with asyncio.timeout(60):
-        while found is None:
+        while result is None:
             await asyncio.sleep(0.02)
             with suppress(grpc.aio.AioRpcError):  # the request follows in a moment
-                found = await stub.GetDeliberationResult(request)
+                result = await stub.GetDeliberationResult(request)
     await asyncio.sleep(0.5)
     assert (
         await stub.GetDeliberationResult(request)
@@ -85,16 +85,18 @@ async def test_a_story_survives_a_kill_at_every_stage(  # noqa: PLR0915 - stage 
     )
     assert added.code == 0, added.err
     story_id = ""
-    seen: Any = None
+    last_board: Any = None
 
     async def stage(app: Served) -> Person:
         """Return the story's owner; the board is the same as when the server was killed."""
         person = Person(app, story_id)
-        if seen is not None:
-            assert await person.current_board() == seen
+        if last_board is not None:
+            assert await person.current_board() == last_board
         return person
 
-    async with served(own_command, signal.SIGKILL) as app:  # the design's council has its request
+    async with run_server(
+        own_command, signal.SIGKILL
+    ) as app:  # the design's council has its request
         person = await stage(app)
         await person.create(
             "As a writer, I want texts in upper and lower case, so that I need not retype them."
@@ -103,33 +105,33 @@ async def test_a_story_survives_a_kill_at_every_stage(  # noqa: PLR0915 - stage 
         model.hold("Divide this story")
         await person.move("refine", "submit")
         await model.wait_for_call()
-        seen = await person.current_board()
-    async with served(own_command, signal.SIGKILL) as app:  # its tasks are in progress
+        last_board = await person.current_board()
+    async with run_server(own_command, signal.SIGKILL) as app:  # its tasks are in progress
         person = await stage(app)
         model.hold("the first")
         await person.move_once_allowed("accept_design")
         await model.wait_for_call()
-        seen = await person.current_board()
+        last_board = await person.current_board()
     # The last task, based on the merged work of two others.
-    async with served(own_command, signal.SIGKILL) as app:
+    async with run_server(own_command, signal.SIGKILL) as app:
         person = await stage(app)
         model.hold("the last")
         await model.wait_for_call()
-        seen = await person.current_board()
-    async with served(own_command, signal.SIGKILL) as app:  # the whole story is checked
+        last_board = await person.current_board()
+    async with run_server(own_command, signal.SIGKILL) as app:  # the whole story is checked
         person = await stage(app)
         await person.wait_for_state("test")
-        await begun(app, story_id)
-        seen = await person.current_board()
-    async with served(own_command, signal.SIGKILL) as app:  # a move is acknowledged
+        await wait_until_running(app, story_id)
+        last_board = await person.current_board()
+    async with run_server(own_command, signal.SIGKILL) as app:  # a move is acknowledged
         person = await stage(app)
         await person.move_once_allowed("accept_test")
-        seen = await person.current_board()
-    async with served(own_command, signal.SIGKILL) as app:  # it is done, and about to be merged
+        last_board = await person.current_board()
+    async with run_server(own_command, signal.SIGKILL) as app:  # it is done, and about to be merged
         person = await stage(app)
         assert (await person.move("accept")).state == "done"
-        seen = await person.current_board()
-    async with served(own_command) as app:
+        last_board = await person.current_board()
+    async with run_server(own_command) as app:
         person = await stage(app)
         check = (await person.wait_for_state("done")).check
         assert (await person.delivery_record())["status"] == "merged"
@@ -140,10 +142,10 @@ async def test_a_story_survives_a_kill_at_every_stage(  # noqa: PLR0915 - stage 
     assert len(git(repo, "rev-list", "--first-parent", "main").split()) == 2  # merged once
     assert git(repo, "rev-parse", "main^2") == check.commit_sha
     assert git(repo, "status", "--porcelain") == ""
-    (shown,) = git(
+    (branch,) = git(
         repo, "branch", "--list", "moothall/team-p_story-*", "--format=%(refname:short)"
     ).split()
-    assert shown == check.branch
+    assert branch == check.branch
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from command import Command, by_task, scripted
+from command import Command, answer_turns_with, by_task
 from moothall.cli.demo import make_sample_repository
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
@@ -34,7 +34,7 @@ SECRET = "hunter2-hunter2-hunter2"
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ReceivedSpan:
     """A span as a collector receives it."""
 
     name: str
@@ -50,7 +50,7 @@ class Seen:
 class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
     """A span collector."""
 
-    spans: dict[str, Seen] = field(default_factory=dict)
+    spans: dict[str, ReceivedSpan] = field(default_factory=dict)
     headers: set[str] = field(default_factory=set)
     raw: bytes = b""
 
@@ -60,7 +60,7 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
         for resource in request.resource_spans:
             about = _attributes(resource.resource.attributes)
             for span in (span for scope in resource.scope_spans for span in scope.spans):
-                self.spans[span.span_id.hex()] = Seen(
+                self.spans[span.span_id.hex()] = ReceivedSpan(
                     name=span.name,
                     trace=span.trace_id.hex(),
                     id=span.span_id.hex(),
@@ -71,10 +71,10 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
                 )
         return trace_service_pb2.ExportTraceServiceResponse()
 
-    def named(self, name: str) -> list[Seen]:
+    def named(self, name: str) -> list[ReceivedSpan]:
         return [span for span in self.spans.values() if span.name == name]
 
-    def path_to_root(self, span: Seen) -> list[str]:
+    def path_to_root(self, span: ReceivedSpan) -> list[str]:
         """Return the names from a span up to the one without a parent here."""
         names = [span.name]
         while (above := self.spans.get(span.parent)) is not None:
@@ -106,7 +106,7 @@ async def receiving() -> AsyncIterator[tuple[Receiver, grpc.aio.Server, str]]:
 
 
 @asynccontextmanager
-async def served(command: Command) -> AsyncIterator[str]:
+async def run_server(command: Command) -> AsyncIterator[str]:
     """Run `serve`; yield the URL of its metrics."""
     process = await command.start("serve", "--port", "0")
     assert process.stderr is not None
@@ -170,7 +170,7 @@ async def test_one_trace_covers_a_call_and_each_model_and_tool_call(tmp_path: Pa
     await make_sample_repository(repo)
     (tmp_path / "headers").write_text(f"x-key={SECRET}\n", encoding="utf-8")
     async with (
-        scripted_model(scripted(by_task)) as model,
+        scripted_model(answer_turns_with(by_task)) as model,
         receiving() as (receiver, server, endpoint),
     ):
         extra = {
@@ -186,7 +186,7 @@ async def test_one_trace_covers_a_call_and_each_model_and_tool_call(tmp_path: Pa
         }
         command = Command(tmp_path / "data", model.base_url, extra)
         registered = (await command("repo", "add", str(repo), "--json")).document["id"]
-        async with served(command) as figures:
+        async with run_server(command) as figures:
             response = await deliberate(
                 command,
                 task_description=f"{TASK} {SECRET}",
@@ -212,12 +212,12 @@ async def test_one_trace_covers_a_call_and_each_model_and_tool_call(tmp_path: Pa
 
 def _assert_one_trace(receiver: Receiver, model: ScriptedModel) -> None:
     assert {span.trace for span in receiver.spans.values()} == {TRACE}
-    seen = {
+    names = {
         "<package>.<Service>/<Method>" if "/" in span.name else span.name
         for span in receiver.spans.values()
     }
     documented = {name.strip("`") for name, _ in table("telemetry.md", "span")}
-    assert seen == documented - {"<METHOD> <route>"}  # this caller uses gRPC
+    assert names == documented - {"<METHOD> <route>"}  # this caller uses gRPC
     call = receiver.named("orchestrator.v1.OrchestratorService/Deliberate")[0]
     assert call.parent == CALLER_SPAN
     root = ["deliberation", "submit", call.name]

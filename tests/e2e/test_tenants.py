@@ -13,7 +13,7 @@ import aiohttp
 import grpc.aio
 import pytest
 from google.protobuf import json_format
-from served import ALICE, EVE, Served, make_command, served
+from served import ALICE, EVE, Served, make_command, run_server
 
 from command import git
 from moothall.pb.kernel.v1 import kernel_pb2
@@ -36,7 +36,7 @@ async def test_equal_task_ids_of_two_tenants_are_independent(
         "MOOTHALL_WEB__PORT": "0",
         "MOOTHALL_WORKSPACE__ALLOWED_ROOTS": json.dumps([str(repo)]),
     }
-    async with served(command) as app:
+    async with run_server(command) as app:
         alice = app.stub()
         await alice.SubmitDeliberation(_request(SAME, "WRONG: make hello_world", repo))
         await alice.SubmitDeliberation(_request(LATER, "HANG"))
@@ -45,22 +45,24 @@ async def test_equal_task_ids_of_two_tenants_are_independent(
         await _check_separate_workspaces(app, repo)
         await _check_separate_stories(app)
         views = {token: await _tenant_view(app, token) for token in TEAMS}
-    async with served(command) as again:
+    async with run_server(command) as restarted:
         for token, team in TEAMS.items():
-            assert await _tenant_view(again, token) == views[token]
-            other = next(name for name in TEAMS.values() if name != team)
-            assert other not in json.dumps(views[token])
+            assert await _tenant_view(restarted, token) == views[token]
+            other_team = next(name for name in TEAMS.values() if name != team)
+            assert other_team not in json.dumps(views[token])
         assert (
-            await again.stub(EVE).CancelDeliberation(pb.CancelDeliberationRequest(task_id=LATER))
+            await restarted.stub(EVE).CancelDeliberation(
+                pb.CancelDeliberationRequest(task_id=LATER)
+            )
         ).status
-        response = await again.stub().GetDeliberationResult(
+        response = await restarted.stub().GetDeliberationResult(
             pb.GetDeliberationResultRequest(task_id=LATER)
         )
         assert response.status in {
             pb.DELIBERATION_STATUS_PENDING,
             pb.DELIBERATION_STATUS_IN_PROGRESS,
         }
-        await again.stub().CancelDeliberation(pb.CancelDeliberationRequest(task_id=LATER))
+        await restarted.stub().CancelDeliberation(pb.CancelDeliberationRequest(task_id=LATER))
         listed = await command("list", "--json")
         assert listed.document["tasks"] == []  # the stories of this machine's own tenant
 

@@ -39,8 +39,8 @@ async def app(tmp_path: Path) -> AsyncIterator[ToolServer]:
 
 async def test_a_workspace_is_opened_used_and_closed(app: ToolServer) -> None:
     opened = await app.open()
-    written = await app.call(opened, "files.write", "r-1", path="src/b.py", content="B = 2\n")
-    assert (written.status, written.request_id, written.audit_id) == ("success", "r-1", "serve:1")
+    write = await app.call(opened, "files.write", "r-1", path="src/b.py", content="B = 2\n")
+    assert (write.status, write.request_id, write.audit_id) == ("success", "r-1", "serve:1")
     read = await app.call(opened, "files.read", "r-2", path="src/b.py", lines=1)
     assert (read.status, read.output["content"]) == ("success", "B = 2\n")
     tests = await app.call(opened, "tests.make", "r-3")
@@ -48,8 +48,8 @@ async def test_a_workspace_is_opened_used_and_closed(app: ToolServer) -> None:
     assert tests.usage.max_rss_bytes > 0
     refused = await app.call(opened, "git.push", "r-4", branch="main")
     assert (refused.status, "not granted" in refused.error) == ("blocked", True)
-    again = await app.call(opened, "files.write", "r-1", path="src/b.py", content="B = 2\n")
-    assert again.audit_id == written.audit_id  # the same request runs once
+    repeated = await app.call(opened, "files.write", "r-1", path="src/b.py", content="B = 2\n")
+    assert repeated.audit_id == write.audit_id  # the same request runs once
     await app.rpc("CloseWorkspace", pb.CloseWorkspaceRequest(workspace_id=opened.workspace_id))
     with pytest.raises(grpc.aio.AioRpcError) as closed:
         await app.call(opened, "files.read", "r-5", path="src/a.py")
@@ -60,7 +60,7 @@ async def test_a_workspace_is_opened_used_and_closed(app: ToolServer) -> None:
 
 async def test_callers_are_identified_by_their_tokens_only(app: ToolServer) -> None:
     opened = await app.open(persona="reader")
-    other = await app.open()
+    other_workspace = await app.open()
     codes = []
     for token, capability in (
         ("nobody", opened.capability_token),
@@ -76,7 +76,7 @@ async def test_callers_are_identified_by_their_tokens_only(app: ToolServer) -> N
         codes.append(refused.value.code())
     assert codes == [grpc.StatusCode.UNAUTHENTICATED] + [grpc.StatusCode.PERMISSION_DENIED] * 3
     crossed = pb.OpenWorkspaceResponse(
-        workspace_id=other.workspace_id, capability_token=opened.capability_token
+        workspace_id=other_workspace.workspace_id, capability_token=opened.capability_token
     )
     with pytest.raises(grpc.aio.AioRpcError, match="Audience"):
         await app.call(crossed, "files.read", "r-1", path="src/a.py")
@@ -86,12 +86,15 @@ async def test_callers_are_identified_by_their_tokens_only(app: ToolServer) -> N
         )
     narrowed = await app.call(opened, "files.write", "r-2", path="a", content="")
     assert (narrowed.status, "not granted" in narrowed.error) == ("blocked", True)
-    await Revocations(app.bus.bucket(REVOKED)).revoke(other.workspace_id, actor="ann")
+    await Revocations(app.bus.bucket(REVOKED)).revoke(other_workspace.workspace_id, actor="ann")
     async with asyncio.timeout(60):
         with pytest.raises(grpc.aio.AioRpcError, match="revoked"):  # noqa: PT012 - repeated until the switch has taken effect
             while True:
                 await app.call(
-                    other, "files.info", f"r-{asyncio.get_running_loop().time()}", path="src/a.py"
+                    other_workspace,
+                    "files.info",
+                    f"r-{asyncio.get_running_loop().time()}",
+                    path="src/a.py",
                 )
                 await asyncio.sleep(0.05)
 
@@ -139,7 +142,7 @@ async def test_a_hundred_requests_have_one_result_each_despite_a_killed_executor
 
 async def test_an_invalid_request_has_a_result_and_is_a_dead_letter(app: ToolServer) -> None:
     opened = await app.open()
-    good = app.request(opened, "files.read", "good", path="src/a.py")
+    valid_request = app.request(opened, "files.read", "good", path="src/a.py")
     unbound = {
         **app.request(opened, "files.read", "unbound", path="src/a.py"),
         "capability_token": opened.capability_token,
@@ -148,11 +151,11 @@ async def test_an_invalid_request_has_a_result_and_is_a_dead_letter(app: ToolSer
         **app.request(opened, "files.read", "changed", path="src/a.py"),
         "arguments": {"path": "Makefile"},
     }
-    wrong = {**good, "request_id": "wrong", "arguments": ["src/a.py"]}
-    lost = {**good, "request_id": "lost", "workspace": "ws-gone"}
-    for data in (wrong, unbound, changed, good):
+    malformed = {**valid_request, "request_id": "wrong", "arguments": ["src/a.py"]}
+    unroutable = {**valid_request, "request_id": "lost", "workspace": "ws-gone"}
+    for data in (malformed, unbound, changed, valid_request):
         await app.send(opened.workspace_id, data)
-    await app.send("ws-gone", lost)
+    await app.send("ws-gone", unroutable)
     results = {result["request_id"]: result for result in await app.results(opened.workspace_id, 4)}
     assert {key: result["status"] for key, result in results.items()} == {
         "wrong": ToolStatus.INVALID,
@@ -213,8 +216,8 @@ async def test_an_approved_parked_request_runs_once(app: ToolServer) -> None:
         ("r-2", "parked"),
         ("r-1", "success"),
     ]
-    again = await app.call(opened, "files.delete", "r-1", path="src/a.py")
-    assert (again.status, again.output["deleted"]) == ("success", True)
+    approved = await app.call(opened, "files.delete", "r-1", path="src/a.py")
+    assert (approved.status, approved.output["deleted"]) == ("success", True)
     assert (
         await app.call(opened, "files.delete", "r-3", path="Makefile")
     ).error == "an operator refused it: needed"

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from served import served
+from served import run_server
 
-from command import QUICK, SOLVED, Command, scripted, turn
+from command import QUICK, SOLVED, Command, answer_turns_with, turn
 from moothall.testing.model import ScriptedModel, phase_of, scripted_model, seat_of
 from support.kube.older_images import extract_source
 from support.kube.programs import Missing
@@ -48,7 +48,7 @@ class Seats:
 @pytest_asyncio.fixture(loop_scope="session")
 async def seats() -> AsyncIterator[tuple[Seats, ScriptedModel]]:
     seats = Seats()
-    async with scripted_model(scripted(seats.propose)) as model:
+    async with scripted_model(answer_turns_with(seats.propose)) as model:
         yield seats, model
         seats.open.set()
 
@@ -92,24 +92,24 @@ async def test_a_running_deliberation_of_an_older_version_is_finished(
     script, model = seats
     python = install_older(tmp_path / "before")
     sample = make_sample(tmp_path / "sample").path
-    now = Command(tmp_path / "data", model.base_url, {**QUICK, "MOOTHALL_RAY__MODE": "process"})
+    current = Command(tmp_path / "data", model.base_url, {**QUICK, "MOOTHALL_RAY__MODE": "process"})
     # The older version finds the server of the bus on PATH: its own environment has none.
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    before = Command(
+    older = Command(
         tmp_path / "data",
         model.base_url,
         QUICK | {"PYTHONPATH": "", "PATH": path},
         python=str(python),
     )
-    where = subprocess.run(
+    location = subprocess.run(
         (python, "-c", "import moothall; print(moothall.__file__)"),
-        env=before.environment(),
+        env=older.environment(),
         check=True,
         capture_output=True,
         text=True,
     )
-    assert where.stdout.startswith(str(tmp_path / "before/env")), "the older wheel runs"
-    process = await before.start(
+    assert location.stdout.startswith(str(tmp_path / "before/env")), "the older wheel runs"
+    process = await older.start(
         "deliberate", "--task-id", TASK, "Add hello_world() function to src/utils.py", cwd=sample
     )
     async with asyncio.timeout(120):
@@ -123,11 +123,11 @@ async def test_a_running_deliberation_of_an_older_version_is_finished(
     ((first, calls),) = script.answered.items()
 
     script.open.set()
-    async with served(now), asyncio.timeout(180):
-        while not (shown := (await now("show", TASK, "--json")).document).get("winner_id"):
+    async with run_server(current), asyncio.timeout(180):
+        while not (details := (await current("show", TASK, "--json")).document).get("winner_id"):
             await asyncio.sleep(1)
-    assert shown["status"] == "COMPLETED", shown
+    assert details["status"] == "COMPLETED", details
     assert script.answered[first] == calls, "a recorded model call was repeated"
     assert len(script.answered) == 3
-    winner = await now("diff", TASK, cwd=sample)
+    winner = await current("diff", TASK, cwd=sample)
     assert "hello_world" in winner.out, winner

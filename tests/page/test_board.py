@@ -8,7 +8,7 @@ import re
 
 import pytest
 from playwright.async_api import Browser, Response, expect
-from served import Served, served
+from served import Served, run_server
 from steps import check_appearance
 
 from command import Command
@@ -38,44 +38,46 @@ async def fill(app: Served, user: Reader, count: int) -> list[str]:
 async def test_a_load_fetches_the_board_once_and_a_change_a_fragment(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user, reader(chromium) as other:
+    async with run_server(command) as app, reader(chromium) as user, reader(chromium) as other_user:
         await user.sign_in(app.link)
         [first, *_] = await fill(app, user, 40)
-        await other.take_session(user)
+        await other_user.take_session(user)
         fetched: list[tuple[str, int]] = []
 
         async def note(response: Response) -> None:
             if "text/html" in response.headers.get("content-type", ""):
-                path = response.url.removeprefix(other.web)
+                path = response.url.removeprefix(other_user.web)
                 fetched.append((path, (await response.request.sizes())["responseBodySize"]))
 
-        other.page.on("response", note)
-        await other.open("/")
-        card = other.page.locator(f"#card-{first}")
+        other_user.page.on("response", note)
+        await other_user.open("/")
+        card = other_user.page.locator(f"#card-{first}")
         await expect(card).to_have_count(0)
-        await other.page.wait_for_timeout(1500)
+        await other_user.page.wait_for_timeout(1500)
         assert [path for path, _ in fetched] == ["/"]
         await user.open(f"/stories/{first}")
         await user.press("Refine")
-        await expect(other.page.locator("#column-draft").locator(f"#card-{first}")).to_be_visible()
-        await expect(other.page.locator("#state-draft .count")).to_have_text("1")
-        await expect(other.page.locator("#state-backlog .count")).to_have_text("39")
-        await other.page.wait_for_timeout(1500)
+        await expect(
+            other_user.page.locator("#column-draft").locator(f"#card-{first}")
+        ).to_be_visible()
+        await expect(other_user.page.locator("#state-draft .count")).to_have_text("1")
+        await expect(other_user.page.locator("#state-backlog .count")).to_have_text("39")
+        await other_user.page.wait_for_timeout(1500)
         [(path, size)] = fetched[1:]
         assert path.startswith("/cards?after=")
         assert size < _CHANGE_BYTES
         fetched.clear()
-        await other.page.reload()
-        await other.page.wait_for_timeout(500)
+        await other_user.page.reload()
+        await other_user.page.wait_for_timeout(500)
         assert len(fetched) == 1
-        assert other.wrong == user.wrong == []
+        assert other_user.errors == user.errors == []
 
 
 async def test_a_column_scrolls_by_itself_and_loads_its_older_cards(
     chromium: Browser, command: Command
 ) -> None:
     async with (
-        served(command) as app,
+        run_server(command) as app,
         reader(chromium) as user,
         reader(chromium, scripts=False) as plain,
     ):
@@ -104,4 +106,4 @@ async def test_a_column_scrolls_by_itself_and_loads_its_older_cards(
         await expect(plain.page.locator("#column-backlog .cards > li")).to_have_count(30)
         assert re.search(r"q=invoices.*column=backlog", plain.page.url)
         await expect(plain.page.get_by_role("link", name="Newest first")).to_be_visible()
-        assert user.wrong == []
+        assert user.errors == []

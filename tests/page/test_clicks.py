@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from playwright.async_api import Browser, expect
-from served import served
+from served import run_server
 from steps import AC, BRIEF, wait_for_state
 
 from command import Command, git
@@ -42,7 +42,7 @@ async def test_a_story_is_merged_in_seven_clicks(
     changed = await command("repo", "add", str(repo), "--id", "project", "--on-approval", "merge")
     assert changed.code == 0, changed.err
     git(repo, "switch", "-q", "--detach")  # a branch that is checked out is not moved
-    async with served(command) as app, reader(chromium) as user:
+    async with run_server(command) as app, reader(chromium) as user:
         await user.page.add_init_script(_COUNT)
         await user.sign_in(app.link)
         await user.open("/")
@@ -65,7 +65,7 @@ async def test_a_story_is_merged_in_seven_clicks(
 async def test_an_edit_a_line_comment_and_a_second_round_take_fourteen_clicks(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user:
+    async with run_server(command) as app, reader(chromium) as user:
         await user.page.add_init_script(_COUNT)
         await user.sign_in(app.link)
         await user.open("/")

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
-from served import served
+from served import run_server
 from steps import check_appearance
 
-from command import Command, scripted
+from command import Command, answer_turns_with
 from moothall.testing.model import scripted_model
 from world import by_words, make_command, reader
 
@@ -40,7 +40,7 @@ async def seed(folder: Path) -> tuple[int, str]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def demo(tmp_path: Path) -> AsyncIterator[Command]:
-    async with scripted_model(scripted(by_words)) as server:
+    async with scripted_model(answer_turns_with(by_words)) as server:
         command = make_command(tmp_path, server.base_url)
         assert (await seed(command.data_dir))[0] == 0
         yield command
@@ -49,11 +49,11 @@ async def demo(tmp_path: Path) -> AsyncIterator[Command]:
 async def test_the_demo_project_shows_every_state(chromium: Browser, demo: Command) -> None:
     code, output = await seed(demo.data_dir)
     assert (code, "already has stories" in output) == (1, True)
-    async with served(demo) as app, reader(chromium) as user:
+    async with run_server(demo) as app, reader(chromium) as user:
         await user.sign_in(app.link)
-        shown = await user.text()
+        text = await user.text()
         for words in ("running", "needs you", "build failed", "check failed", "stopped", "merged"):
-            assert words in shown, words
+            assert words in text, words
         await expect(user.page.locator(".cards > li")).to_have_count(38)
         await check_appearance(user, "demo-board")
         await user.page.get_by_role("link", name="Archived (2)").click()
@@ -75,4 +75,4 @@ async def test_the_demo_project_shows_every_state(chromium: Browser, demo: Comma
         await user.page.locator(".runs tbody a").first.click()
         await expect(user.page.get_by_text("shop/labels/rules.py").first).to_be_attached()
         await check_appearance(user, "demo-review")
-        assert user.wrong == []
+        assert user.errors == []

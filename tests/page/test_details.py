@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from playwright.async_api import Browser, expect
-from served import served
+from served import run_server
 from steps import BRIEF, write_story
 
 from command import Command
@@ -44,7 +44,7 @@ _RUN, _SEAT = "task-refused", "agent-dev-001"
 async def test_a_mistyped_repository_is_reported_while_typing_and_not_stored(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user:
+    async with run_server(command) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         await user.open("/stories/new")
         await user.page.get_by_label("Title").fill("Greet the world")
@@ -53,7 +53,7 @@ async def test_a_mistyped_repository_is_reported_while_typing_and_not_stored(
         await expect(user.page.locator("#coach")).to_contain_text("projetc")
         await user.press("Create")
         await expect(user.page.get_by_role("alert")).to_contain_text("projetc")
-        assert "400" in user.wrong.pop()  # the browser's message about the refusal
+        assert "400" in user.errors.pop()  # the browser's message about the refusal
         await user.page.get_by_label("Repository").fill("project")
         await user.page.get_by_label("Budget in tokens").fill("5000")
         await user.press("Create")
@@ -63,13 +63,13 @@ async def test_a_mistyped_repository_is_reported_while_typing_and_not_stored(
         await user.page.get_by_label("Budget in tokens").fill("9000")
         await user.press("Save")
         await expect(user.page.get_by_text("9,000 of 9,000 left")).to_be_visible()
-        assert user.wrong == []
+        assert user.errors == []
 
 
 async def test_joiners_directions_icon_and_times_are_shown(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user:
+    async with run_server(command) as app, reader(chromium) as user:
         context = await chromium.new_context(timezone_id="America/New_York", locale="en-GB")
         await user.sign_in(app.link)
         await write_story(user, f"{PERSIAN} {FAMILY}", BRIEF, ())
@@ -85,14 +85,14 @@ async def test_joiners_directions_icon_and_times_are_shown(
         [cookie] = await user.page.context.cookies()
         session = {"name": cookie["name"], "value": cookie["value"], "url": user.web}
         await context.add_cookies([session])  # type: ignore[list-item]
-        other = await context.new_page()
-        await other.goto(user.page.url)
-        time = other.get_by_role("row", name="Refine").locator("time")
+        other_page = await context.new_page()
+        await other_page.goto(user.page.url)
+        time = other_page.get_by_role("row", name="Refine").locator("time")
         moment = datetime.fromisoformat(str(await time.get_attribute("datetime")))
         local = moment.astimezone(UTC) - timedelta(hours=5)  # New York in winter
         await expect(time).to_contain_text(f"{local:%H:%M}")
         await context.close()
-        assert user.wrong == []
+        assert user.errors == []
 
 
 async def test_a_refused_call_shows_its_reason_and_a_link_to_the_parked_requests(
@@ -113,7 +113,7 @@ async def test_a_refused_call_shows_its_reason_and_a_link_to_the_parked_requests
             (EventType.SEAT_TURN, turn),
         ):
             await bus.publish(write_of(deliberation, kind, data, ordinal="refused"))
-    async with served(command) as app, reader(chromium) as user:
+    async with run_server(command) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         await user.open(f"/councils/{_RUN}")
         panel = user.page.get_by_role("region", name="Refused tool calls")
@@ -122,4 +122,4 @@ async def test_a_refused_call_shows_its_reason_and_a_link_to_the_parked_requests
         await panel.get_by_role("link").click()
         await expect(user.page.get_by_role("heading", name="Parked requests")).to_be_visible()
         assert await user.page.title() != "owned"
-        assert user.wrong == []
+        assert user.errors == []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from playwright.async_api import Browser, expect
-from served import served
+from served import run_server
 from steps import check_appearance, wait_for_state, write_story
 
 from command import Command, git
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 async def test_a_product_owner_merges_an_accepted_story(
     chromium: Browser, command: Command, repo: Path, viewport: str
 ) -> None:
-    async with served(command) as app, reader(chromium, viewport) as user:
+    async with run_server(command) as app, reader(chromium, viewport) as user:
         await user.sign_in(app.link)
         await write_story(user, "Greet the world")
         await user.press("Refine")
@@ -44,17 +44,17 @@ async def test_a_product_owner_merges_an_accepted_story(
 
         # The owner's own changes to a file of the merge prevent it, and the page says so.
         utils = repo / "src" / "utils.py"
-        before = utils.read_text(encoding="utf-8")
+        text_before = utils.read_text(encoding="utf-8")
         utils.write_text("mine = 1\n", encoding="utf-8")
         await merge.click()
         await expect(panel).to_contain_text("there are changes of your own in src/utils.py")
-        utils.write_text(before, encoding="utf-8")
+        utils.write_text(text_before, encoding="utf-8")
 
         await merge.focus()
         await user.page.keyboard.press("Enter")
         await expect(panel).to_contain_text("Merged into main")
         await expect(merge).to_have_count(0)
         await check_appearance(user, f"merged-{viewport}")
-        assert user.wrong == []
+        assert user.errors == []
     assert "def hello_world" in git(repo, "show", "main:src/utils.py")
     assert "Merged-by:" in git(repo, "log", "-1", "--format=%B", "main")

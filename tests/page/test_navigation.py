@@ -6,7 +6,7 @@ import re
 
 import pytest
 from playwright.async_api import Browser, expect
-from served import served
+from served import run_server
 from steps import check_appearance, wait_for_state, write_story
 
 from command import Command
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 async def test_views_are_reached_by_shortcuts_and_the_palette(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user:
+    async with run_server(command) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         for title in ("Greet the moon", f"Greet the world {HOSTILE}"):
             await write_story(user, title, "Greet.", ())
@@ -56,13 +56,13 @@ async def test_views_are_reached_by_shortcuts_and_the_palette(
         await expect(page.get_by_role("heading", name="Health")).to_be_visible()
         current = page.locator(".views [aria-current=page]")
         await expect(current).to_have_text("Operations")
-        assert user.wrong == []
+        assert user.errors == []
 
 
 async def test_shortcuts_are_listed_and_can_be_disabled_and_the_menu_closes(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user:
+    async with run_server(command) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         await user.open("/system")
         keyboard, page = user.page.keyboard, user.page
@@ -81,25 +81,25 @@ async def test_shortcuts_are_listed_and_can_be_disabled_and_the_menu_closes(
         await check_appearance(user, "menu")
         await keyboard.press("Escape")
         await expect(page.get_by_role("button", name="Sign out")).to_be_hidden()
-        assert user.wrong == []
+        assert user.errors == []
 
 
 async def test_the_title_shows_how_many_stories_need_the_user(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user, reader(chromium) as other:
+    async with run_server(command) as app, reader(chromium) as user, reader(chromium) as other_user:
         await user.sign_in(app.link)
-        await other.take_session(user)
-        await other.open("/")
-        await expect(other.page).to_have_title("Board · Moothall")
+        await other_user.take_session(user)
+        await other_user.open("/")
+        await expect(other_user.page).to_have_title("Board · Moothall")
         await write_story(user, "Greet the world")
         await user.press("Refine")
         await user.press("Submit")
         await wait_for_state(user, "design", "Accept design")
-        await expect(other.page).to_have_title("(1) Board · Moothall")
-        await expect(other.page.locator("#needed")).to_have_text("1")
-        await other.open("/runs")
-        await expect(other.page).to_have_title(re.compile(r"^\(1\) Runs"))
+        await expect(other_user.page).to_have_title("(1) Board · Moothall")
+        await expect(other_user.page.locator("#needed")).to_have_text("1")
+        await other_user.open("/runs")
+        await expect(other_user.page).to_have_title(re.compile(r"^\(1\) Runs"))
         await user.press("Stop")
-        await expect(other.page).to_have_title(re.compile("^Runs"))
-        assert user.wrong == other.wrong == []
+        await expect(other_user.page).to_have_title(re.compile("^Runs"))
+        assert user.errors == other_user.errors == []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from playwright.async_api import Browser, expect
-from served import Served, served
+from served import Served, run_server
 from steps import AC, BRIEF, check_appearance, wait_for_state, write_story
 
 from command import Command, git
@@ -24,13 +24,13 @@ async def test_a_story_goes_from_sign_in_to_the_commit(
     chromium: Browser, command: Command, repo: Path
 ) -> None:
     async with (
-        served(command) as app,
+        run_server(command) as app,
         reader(chromium) as user,
-        reader(chromium, "narrow") as other,
+        reader(chromium, "narrow") as other_user,
     ):
         await user.sign_in(app.link)
-        await other.sign_in(app.link)
-        assert "has been used" in await other.text()
+        await other_user.sign_in(app.link)
+        assert "has been used" in await other_user.text()
         points = await write_story(user, "Greet the world")
         assert points[0] < points[1] <= points[2], points
         await user.press("Refine")
@@ -40,13 +40,13 @@ async def test_a_story_goes_from_sign_in_to_the_commit(
         await user.press("Accept design")
         await wait_for_state(user, "test", "Accept test")
         await user.page.get_by_role("link", name="ranking, checks and diff").click()
-        shown = await user.text()
-        assert "Passed the acceptance checks" in shown
-        assert "hello_world" in shown
-        was = user.page.locator(".line.was").first
-        await expect(was).to_be_visible()  # old and new values are side by side
+        text = await user.text()
+        assert "Passed the acceptance checks" in text
+        assert "hello_world" in text
+        old_line = user.page.locator(".line.was").first
+        await expect(old_line).to_be_visible()  # old and new values are side by side
         await user.page.set_viewport_size({"width": 390, "height": 844})
-        await expect(was).to_be_hidden()
+        await expect(old_line).to_be_hidden()
         await user.page.set_viewport_size({"width": 1440, "height": 900})
         await user.page.get_by_role("link", name="Comment on line 4 of src/utils.py").click()
         await user.page.get_by_label("Requested change to this line").fill("Say it in French.")
@@ -74,10 +74,13 @@ async def test_a_story_goes_from_sign_in_to_the_commit(
         await user.page.get_by_role("link", name="Show this commit in the graph").click()
         await user.page.get_by_role("link", name="Proposal").first.click()
         await expect(user.page.get_by_role("heading", name="Proposal")).to_be_visible()
-        assert user.wrong == []
-    async with served(command) as again, reader(chromium, "narrow", scripts=False) as later:
-        await later.sign_in(again.link)
-        assert "Greet the world" in await later.text(), (
+        assert user.errors == []
+    async with (
+        run_server(command) as restarted,
+        reader(chromium, "narrow", scripts=False) as later_user,
+    ):
+        await later_user.sign_in(restarted.link)
+        assert "Greet the world" in await later_user.text(), (
             "the board is the same after a restart, and without scripts"
         )
 
@@ -85,7 +88,7 @@ async def test_a_story_goes_from_sign_in_to_the_commit(
 async def test_text_with_html_scripts_and_bidi_characters_has_no_effect(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user:
+    async with run_server(command) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         await write_story(
             user,
@@ -108,42 +111,45 @@ async def test_text_with_html_scripts_and_bidi_characters_has_no_effect(
             assert await user.page.locator("main b, main img, main script").count() == 0
             assert BIDI not in await user.text()
         assert "<script>" in await user.text()
-        assert user.wrong == []
+        assert user.errors == []
 
 
 async def test_two_browsers_see_each_others_changes_live_and_drafts_stay(
     chromium: Browser, command: Command
 ) -> None:
-    async with reader(chromium) as user, reader(chromium, "narrow") as other:
-        async with served(command, signal.SIGKILL) as app:
+    async with reader(chromium) as user, reader(chromium, "narrow") as other_user:
+        async with run_server(command, signal.SIGKILL) as app:
             await user.sign_in(app.link)
             await write_story(user, "Greet the world")
             story = user.page.url
-            await other.take_session(user)
-            await other.page.goto(user.web)
+            await other_user.take_session(user)
+            await other_user.page.goto(user.web)
             await expect(
-                other.page.locator("section", has_text="Backlog").get_by_text("Greet the world")
+                other_user.page.locator("section", has_text="Backlog").get_by_text(
+                    "Greet the world"
+                )
             ).to_be_visible()
             await user.press("Refine")
             await expect(
-                other.page.locator("section", has_text="Draft").get_by_text("Greet the world")
+                other_user.page.locator("section", has_text="Draft").get_by_text("Greet the world")
             ).to_be_visible()
-            await other.page.goto(story)
-            await other.page.get_by_label("Comment", exact=True).fill("not sent yet")
+            await other_user.page.goto(story)
+            await other_user.page.get_by_label("Comment", exact=True).fill("not sent yet")
             await user.press("Submit")
-            await expect(other.page.locator("strong.state")).to_have_text("Design")
+            await expect(other_user.page.locator("strong.state")).to_have_text("Design")
             assert (
-                await other.page.get_by_label("Comment", exact=True).input_value() == "not sent yet"
+                await other_user.page.get_by_label("Comment", exact=True).input_value()
+                == "not sent yet"
             )
-            assert await other.page.locator("#offline").is_hidden()
-        await expect(other.page.locator("#offline")).to_be_visible()
-        async with served(command) as again:
-            await expect(other.page.get_by_role("heading", name="Sign in")).to_be_visible(
+            assert await other_user.page.locator("#offline").is_hidden()
+        await expect(other_user.page.locator("#offline")).to_be_visible()
+        async with run_server(command) as restarted:
+            await expect(other_user.page.get_by_role("heading", name="Sign in")).to_be_visible(
                 timeout=20_000
             )
-            await other.sign_in(again.link)
+            await other_user.sign_in(restarted.link)
             await expect(
-                other.page.locator("section", has_text="Design").get_by_text("Greet the world")
+                other_user.page.locator("section", has_text="Design").get_by_text("Greet the world")
             ).to_be_visible()
 
 
@@ -151,12 +157,12 @@ async def test_a_council_is_watched_steered_and_cancelled(
     chromium: Browser, command: Command
 ) -> None:
     async with (
-        served(command) as app,
+        run_server(command) as app,
         reader(chromium) as user,
-        reader(chromium, "narrow", "dark") as other,
+        reader(chromium, "narrow", "dark") as other_user,
     ):
         await user.sign_in(app.link)
-        await other.take_session(user)
+        await other_user.take_session(user)
         await write_story(user, "Greet the world", criteria=(f"{AC[0]} SLOW", AC[1]))
         await user.press("Refine")
         await user.press("Submit")
@@ -170,7 +176,7 @@ async def test_a_council_is_watched_steered_and_cancelled(
         await expect(user.page.get_by_role("alert")).to_contain_text(
             "builds on '7', which does not exist"
         )
-        assert "400" in user.wrong.pop()  # the browser's message about the refusal
+        assert "400" in user.errors.pop()  # the browser's message about the refusal
         await user.page.get_by_label("Builds on tasks").nth(1).fill("1")
         await user.press("Save")
         await expect(user.page.get_by_text("Changed by you")).to_be_visible()
@@ -181,28 +187,28 @@ async def test_a_council_is_watched_steered_and_cancelled(
         await expect(user.page.get_by_role("img", name="Dependencies of the tasks")).to_be_visible()
         await check_appearance(user, "story-building")
         await user.page.get_by_role("link", name="evidence of").first.click()
-        await other.page.goto(user.page.url)
-        for page in (user.page, other.page):
+        await other_user.page.goto(user.page.url)
+        for page in (user.page, other_user.page):
             await expect(page.get_by_text("waits for the model")).to_have_count(3, timeout=60_000)
             await expect(page.get_by_text("Partial reply")).to_have_count(3)
             await expect(page.get_by_text("I would write <script>").first).to_be_visible(
                 timeout=20_000
             )
             assert BIDI not in await page.inner_text("main")
-        await other.page.get_by_label("Message to the seats").fill("Say it in French.")
-        await other.press("Send")
+        await other_user.page.get_by_label("Message to the seats").fill("Say it in French.")
+        await other_user.press("Send")
         await expect(user.page.get_by_text("not received yet")).to_be_visible()
         await check_appearance(user, "council-running")
-        await other.page.get_by_text("Cancel this deliberation").click()
-        await other.press("Cancel permanently")
-        for page in (user.page, other.page):
+        await other_user.page.get_by_text("Cancel this deliberation").click()
+        await other_user.press("Cancel permanently")
+        for page in (user.page, other_user.page):
             await expect(page.locator("strong.state")).to_have_text("Cancelled", timeout=30_000)
         await user.page.goto(story)
         await expect(user.page.get_by_text("Next: read its evidence")).to_have_count(
             2, timeout=30_000
         )
         await check_appearance(user, "story-failed")
-        assert user.wrong == other.wrong == []
+        assert user.errors == other_user.errors == []
 
 
 async def test_a_password_signs_in_and_a_restart_keeps_the_session(
@@ -210,7 +216,7 @@ async def test_a_password_signs_in_and_a_restart_keeps_the_session(
 ) -> None:
     UserAccounts(command.data_dir).add("alice", "correct horse battery", roles=["po"])
     async with reader(chromium) as user:
-        async with served(command) as app:
+        async with run_server(command) as app:
             user.web = app.link.partition("/sign-in")[0]
             await user.open("/sign-in")
             await check_appearance(user, "sign-in-account")
@@ -223,7 +229,7 @@ async def test_a_password_signs_in_and_a_restart_keeps_the_session(
             await user.page.get_by_label("Password").fill("correct horse battery")
             await user.page.keyboard.press("Enter")
             await expect(user.page.get_by_label("Account alice")).to_be_visible()
-        async with served(command):
+        async with run_server(command):
             await user.open("/")
             await expect(user.page.get_by_label("Account alice")).to_be_visible()
             await user.sign_out()
@@ -242,7 +248,7 @@ async def ask(user: Reader, question: str) -> None:
 async def test_one_agent_is_asked_and_a_follow_up_is_sent_by_keyboard(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user:
+    async with run_server(command) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         await ask(user, f"Add hello_world {HOSTILE}")
         first = user.page.url
@@ -253,12 +259,12 @@ async def test_one_agent_is_asked_and_a_follow_up_is_sent_by_keyboard(
         await user.page.keyboard.press("Enter")
         await user.page.wait_for_url(lambda url: url != first)
         await user.page.get_by_role("button", name="Ask", exact=True).wait_for(timeout=120_000)
-        shown = await user.text()
-        assert "Earlier questions" in shown
-        assert "Say it in French too" in shown
+        text = await user.text()
+        assert "Earlier questions" in text
+        assert "Say it in French too" in text
         assert await user.page.title() != "owned"
         assert await user.violations() == []
-        assert user.wrong == []
+        assert user.errors == []
 
 
 async def _views(app: Served, user: Reader) -> dict[str, str]:
@@ -307,7 +313,7 @@ async def _views(app: Served, user: Reader) -> dict[str, str]:
 async def test_axe_finds_no_violations_on_any_view_wide_and_narrow_light_and_dark(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user:
+    async with run_server(command) as app, reader(chromium) as user:
         await user.page.goto(f"http://{app.web}/sign-in")
         await check_appearance(user, "sign-in")
         for name, path in (await _views(app, user)).items():
@@ -318,17 +324,17 @@ async def test_axe_finds_no_violations_on_any_view_wide_and_narrow_light_and_dar
 async def test_a_story_can_be_created_and_moved_by_keyboard_only(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user:
+    async with run_server(command) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         keyboard = user.page.keyboard
 
         async def focus(name: str) -> None:
             for _ in range(40):
                 await keyboard.press("Tab")
-                seen = await user.page.evaluate(
+                focused = await user.page.evaluate(
                     "(document.activeElement.labels?.[0] ?? document.activeElement).innerText"
                 )
-                if seen.strip().startswith(name):  # an icon may be before it
+                if focused.strip().startswith(name):  # an icon may be before it
                     return
             raise AssertionError(f"{name} is not reached by Tab")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from playwright.async_api import Browser, expect
-from served import Served, served
+from served import Served, run_server
 from steps import check_appearance, wait_for_state, write_story
 
 from command import Command
@@ -34,7 +34,7 @@ async def test_a_product_owner_and_a_tester_work_on_a_story_concurrently(
     accounts.add("pat", PASSWORD, roles=["po", "architect"])
     accounts.add("quinn", PASSWORD, roles=["qa"])
     async with (
-        served(command) as app,
+        run_server(command) as app,
         reader(chromium) as owner,
         reader(chromium, "narrow") as tester,
     ):
@@ -75,14 +75,14 @@ async def test_a_product_owner_and_a_tester_work_on_a_story_concurrently(
         row = tester.page.get_by_role("row", name="Accept test")
         await expect(row).to_contain_text("you")
         await expect(tester.page.get_by_role("row", name="Accept design")).to_contain_text("pat")
-        assert owner.wrong == tester.wrong == []
+        assert owner.errors == tester.errors == []
 
 
 async def test_an_operator_changes_a_quota_and_others_only_see_it(
     chromium: Browser, command: Command
 ) -> None:
     UserAccounts(command.data_dir).add("pat", PASSWORD, roles=["po"])
-    async with served(command) as app, reader(chromium) as operator, reader(chromium) as owner:
+    async with run_server(command) as app, reader(chromium) as operator, reader(chromium) as owner:
         await operator.sign_in(app.link)
         await sign_in(owner, app, "pat")
         await operator.open("/system/budgets")
@@ -99,5 +99,5 @@ async def test_an_operator_changes_a_quota_and_others_only_see_it(
         await operator.press("Save quotas")
         await expect(operator.page.get_by_role("alert")).to_contain_text("is not a whole number")
         await expect(operator.page.get_by_label("Tokens per day", exact=True)).to_have_value("many")
-        assert "400" in operator.wrong.pop()  # the browser's message about the refusal
-        assert operator.wrong == owner.wrong == []
+        assert "400" in operator.errors.pop()  # the browser's message about the refusal
+        assert operator.errors == owner.errors == []

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
-from served import served
+from served import run_server
 from steps import AC, BRIEF, check_appearance, until, wait_for_state, write_story
 
-from command import QUICK, Command, scripted, task_of, turn
+from command import QUICK, Command, answer_turns_with, task_of, turn
 from moothall.cli.demo import make_sample_repository
 from moothall.testing.model import phase_of, scripted_model, seat_of
 from world import BIDI, HELLO, HOSTILE, Reader, make_command, reader
@@ -61,7 +61,7 @@ def propose(body: dict[str, Any], headers: Mapping[str, str]) -> str:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def project(tmp_path: Path) -> AsyncIterator[Command]:
-    async with scripted_model(scripted(propose)) as server:
+    async with scripted_model(answer_turns_with(propose)) as server:
         await make_sample_repository(tmp_path / "project")
         command = make_command(tmp_path, server.base_url)
         command.extra |= QUICK
@@ -92,7 +92,7 @@ async def focus(user: Reader, selector: str) -> None:
 
 
 async def test_a_story_is_reviewed_and_sent_back(chromium: Browser, project: Command) -> None:
-    async with served(project) as app, reader(chromium) as user:
+    async with run_server(project) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         story = await build_story(user)
         result = user.page.get_by_role("region", name="Result", exact=True)
@@ -132,7 +132,7 @@ async def test_a_story_is_reviewed_and_sent_back(chromium: Browser, project: Com
         await _review_by_keyboard(user)
         await expect(user.page.locator("strong.state")).to_have_text("Build")
         assert user.page.url == story
-        assert user.wrong == []
+        assert user.errors == []
 
 
 async def _check_diff(user: Reader) -> None:
@@ -174,7 +174,7 @@ async def _review_by_keyboard(user: Reader) -> None:
 async def test_a_rewrite_by_the_coach_can_be_accepted_or_rejected(
     chromium: Browser, project: Command
 ) -> None:
-    async with served(project) as app, reader(chromium) as user:
+    async with run_server(project) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         await write_story(user, "Greet the world", "Greet.", AC[:1])
         story = user.page.url
@@ -195,7 +195,7 @@ async def test_a_rewrite_by_the_coach_can_be_accepted_or_rejected(
         await user.press("Refine")
         await user.press("Submit")
         assert BIDI not in await user.text()
-        assert user.wrong == []
+        assert user.errors == []
         await _open_in_the_graph(user)
 
 
@@ -208,7 +208,7 @@ async def _open_in_the_graph(user: Reader) -> None:
         return "Task Divide this story" in await user.text()  # a title, not an id
 
     await until(is_drawn)
-    user.wrong.clear()  # the graph may have been late
+    user.errors.clear()  # the graph may have been late
     node = user.page.locator(".neighbours > li", has_text="Transition refine").first
     await node.locator("summary").focus()
     await user.page.keyboard.press("Enter")
@@ -219,4 +219,4 @@ async def _open_in_the_graph(user: Reader) -> None:
     kinds = await user.page.locator(".neighbours > li > a").all_inner_texts()
     assert kinds
     assert all(kind.startswith("Transition") for kind in kinds)
-    assert user.wrong == []
+    assert user.errors == []

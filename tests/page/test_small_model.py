@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from playwright.async_api import Browser, expect
-from served import served
+from served import run_server
 from steps import AC, BRIEF, until, wait_for_state, write_story
 
 from command import git
@@ -36,7 +36,7 @@ async def test_a_story_is_built_by_the_small_model_and_approved(
     command.extra["MOOTHALL_LLM__MODEL_PATH"] = os.fspath(weights)
     added = await command("repo", "add", str(tmp_path / "project"), "--id", "project")
     assert added.code == 0, added.err
-    async with served(command) as app, reader(chromium) as user:
+    async with run_server(command) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         for number in range(ROUNDS):
             await write_story(
@@ -46,7 +46,7 @@ async def test_a_story_is_built_by_the_small_model_and_approved(
             await user.press("Submit")
             await wait_for_state(user, "design", "Accept design")
             await user.press("Accept design")
-            if await _built(user):
+            if await _wait_until_built(user):
                 break
         else:
             pytest.fail(f"no story was built:\n{await user.text()}")
@@ -60,22 +60,22 @@ async def test_a_story_is_built_by_the_small_model_and_approved(
         await wait_for_state(user, "done")
         branch = await user.page.locator("tr:has(th:text-is('Branch')) td").inner_text()
         assert "def hello_world" in git(tmp_path / "project", "show", f"{branch}:src/utils.py")
-        assert user.wrong == []
+        assert user.errors == []
 
 
-async def _built(user: Reader) -> bool:
+async def _wait_until_built(user: Reader) -> bool:
     """Wait until the story may be accepted, or the page offers next steps because nobody
     solved it.
     """
 
-    async def ended() -> bool:
+    async def has_ended() -> bool:
         await user.page.reload()
         text = await user.text()
         dispatched = "begins when those before it" not in text  # shown until its task is dispatched
         next_steps = await user.page.locator("ol.tasks > li > p", has_text="Next:").count()
         return (next_steps > 0 and dispatched) or await _may_accept(user)
 
-    await until(ended, 500)
+    await until(has_ended, 500)
     return await _may_accept(user)
 
 

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 from playwright.async_api import Browser, Locator, expect
-from served import served
+from served import run_server
 from steps import BRIEF, check_appearance, write_story
 
 from command import Command
@@ -29,9 +29,9 @@ async def test_cards_are_moved_by_mouse_and_keyboard_and_invalid_moves_are_undon
     chromium: Browser, command: Command
 ) -> None:
     async with (
-        served(command) as app,
+        run_server(command) as app,
         reader(chromium) as user,
-        reader(chromium, "narrow") as other,
+        reader(chromium, "narrow") as other_user,
     ):
         await user.sign_in(app.link)
         await expect(
@@ -41,12 +41,12 @@ async def test_cards_are_moved_by_mouse_and_keyboard_and_invalid_moves_are_undon
         await user.page.set_viewport_size({"width": 1440, "height": 900})
         await user.page.get_by_role("link", name="Write a story").click()
         await write_story(user, "Greet the world", "Greet.", ())
-        await other.take_session(user)
-        await other.page.goto(user.web)
+        await other_user.take_session(user)
+        await other_user.page.goto(user.web)
         await user.open("/")
         card = user.page.locator("[data-card]")
         await card.drag_to(column(user, "draft"))
-        for page in (user, other):
+        for page in (user, other_user):
             await expect(column(page, "draft").get_by_text("Greet the world")).to_be_visible()
         await card.drag_to(column(user, "done"))
         # No line of the table leads there.
@@ -57,30 +57,30 @@ async def test_cards_are_moved_by_mouse_and_keyboard_and_invalid_moves_are_undon
         await card.drag_to(column(user, "design"))
         await expect(user.page.locator("#notice")).to_contain_text("The story cannot be moved:")
         await check_appearance(user, "board-blocked")
-        await other.page.keyboard.press("Tab")
+        await other_user.page.keyboard.press("Tab")
         for _ in range(20):
             if (
-                await other.page.evaluate("document.activeElement.getAttribute('aria-label')")
+                await other_user.page.evaluate("document.activeElement.getAttribute('aria-label')")
                 == "Move Greet the world"
             ):
                 break
-            await other.page.keyboard.press("Tab")
-        await other.page.keyboard.press("Enter")
-        await check_appearance(other, "board-moving")
+            await other_user.page.keyboard.press("Tab")
+        await other_user.page.keyboard.press("Enter")
+        await check_appearance(other_user, "board-moving")
         for _ in range(3):
-            await other.page.keyboard.press("Tab")
-            if "Shelve" in await other.page.evaluate("document.activeElement.innerText"):
+            await other_user.page.keyboard.press("Tab")
+            if "Shelve" in await other_user.page.evaluate("document.activeElement.innerText"):
                 break
-        await other.page.keyboard.press("Enter")
-        for page in (user, other):
+        await other_user.page.keyboard.press("Enter")
+        for page in (user, other_user):
             await expect(column(page, "backlog").get_by_text("Greet the world")).to_be_visible()
-        assert user.wrong == other.wrong == []
+        assert user.errors == other_user.errors == []
 
 
 async def test_the_longest_story_fits_and_its_text_has_no_effect(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user:
+    async with run_server(command) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         await user.open("/stories/new")
         await user.page.get_by_label("Title").fill("W" * (TITLE_CHARS - len(HOSTILE)) + HOSTILE)
@@ -92,37 +92,37 @@ async def test_the_longest_story_fits_and_its_text_has_no_effect(
         await user.open("/")
         await check_appearance(user, "board-longest")
         assert await user.page.title() != "owned"
-        assert user.wrong == []
+        assert user.errors == []
 
 
 async def test_a_late_transition_is_reported_on_the_board(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user, reader(chromium) as other:
+    async with run_server(command) as app, reader(chromium) as user, reader(chromium) as other_user:
         await user.sign_in(app.link)
         await write_story(user, "Greet the world", "Greet.", ())
-        await other.take_session(user)
+        await other_user.take_session(user)
         # It receives nothing: a stream that is closed is opened again when the tab is shown.
-        await other.page.add_init_script(
+        await other_user.page.add_init_script(
             "window.EventSource = class { addEventListener() {} close() {} }"
         )
-        await other.open("/")
+        await other_user.open("/")
         await user.press("Refine")
         await expect(user.page.locator("strong.state")).to_have_text("Draft")
-        await other.page.locator("[data-card]").drag_to(column(other, "draft"))
-        await expect(other.page.locator("#notice")).to_contain_text("refine")
-        await expect(column(other, "draft").get_by_text("Greet the world")).to_be_visible()
-        assert user.wrong == []
+        await other_user.page.locator("[data-card]").drag_to(column(other_user, "draft"))
+        await expect(other_user.page.locator("#notice")).to_contain_text("refine")
+        await expect(column(other_user, "draft").get_by_text("Greet the world")).to_be_visible()
+        assert user.errors == []
         # The browser's message about the refusal.
-        assert re.fullmatch("console: .* 4[0-9][0-9] .*", other.wrong.pop())
-        assert other.wrong == []
+        assert re.fullmatch("console: .* 4[0-9][0-9] .*", other_user.errors.pop())
+        assert other_user.errors == []
 
 
 async def test_the_coach_comments_and_an_unreachable_server_loses_nothing(
     chromium: Browser, command: Command
 ) -> None:
     async with reader(chromium) as user:
-        async with served(command, signal.SIGKILL) as app:
+        async with run_server(command, signal.SIGKILL) as app:
             await user.sign_in(app.link)
             await user.open("/stories/new")
             await check_appearance(user, "new-story")
@@ -131,7 +131,7 @@ async def test_the_coach_comments_and_an_unreachable_server_loses_nothing(
             first = await user.page.locator("#score").inner_text()
             await user.page.get_by_label("Brief").fill(BRIEF)
             await expect(user.page.locator("#score")).not_to_have_text(first)
-            assert user.wrong == []
+            assert user.errors == []
             await check_appearance(user, "new-story-scored")
         await expect(user.page.locator("#offline")).to_contain_text(
             "The server has not answered since"
@@ -146,7 +146,7 @@ async def test_the_coach_comments_and_an_unreachable_server_loses_nothing(
 async def test_an_unknown_path_gives_people_a_page_and_programs_a_document(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user, reader(chromium) as outsider:
+    async with run_server(command) as app, reader(chromium) as user, reader(chromium) as outsider:
         await user.sign_in(app.link)
         for page in (user, outsider):
             page.web = user.web
@@ -175,7 +175,7 @@ async def test_a_provider_on_another_site_signs_a_browser_in(
             "MOOTHALL_OIDC__CLIENT_SECRET": SECRET,
             "MOOTHALL_OIDC__ROLES": '{"product": ["po"]}',
         }
-        async with served(command) as app, reader(chromium) as user:
+        async with run_server(command) as app, reader(chromium) as user:
             user.web = f"http://{app.web}"
             await user.open("/sign-in")
             await check_appearance(user, "sign-in-provider")
@@ -194,6 +194,6 @@ async def test_a_provider_on_another_site_signs_a_browser_in(
             ).to_be_visible()
             assert [
                 problem
-                for problem in user.wrong
+                for problem in user.errors
                 if f"asked {identity_provider.issuer}/" not in problem
             ] == []

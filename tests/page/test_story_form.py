@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from playwright.async_api import Browser, expect
-from served import served
+from served import run_server
 from steps import AC, BRIEF, check_appearance, wait_for_state, write_story
 
-from command import Command, scripted, task_of
+from command import Command, answer_turns_with, task_of
 from moothall.testing.model import Fault, scripted_model
 from world import by_words, make_command, reader
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 async def test_a_story_is_edited_archived_found_and_restored(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user:
+    async with run_server(command) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         await user.open("/stories/new")
         assert await user.page.get_by_label("Repository").input_value() == "project"
@@ -50,14 +50,14 @@ async def test_a_story_is_edited_archived_found_and_restored(
         await user.page.get_by_label("Search stories").fill("invoices")
         await user.page.keyboard.press("Enter")
         await expect(user.page.get_by_text("No story matches.")).to_be_visible()
-        assert user.wrong == []
+        assert user.errors == []
 
 
 async def test_typed_text_survives_a_restart_and_an_ended_session(
     chromium: Browser, command: Command
 ) -> None:
     async with reader(chromium) as user:
-        async with served(command, signal.SIGKILL) as app:
+        async with run_server(command, signal.SIGKILL) as app:
             await user.sign_in(app.link)
             await write_story(user, "Greet the world", "Greet.", ())
             story = user.page.url
@@ -67,7 +67,7 @@ async def test_typed_text_survives_a_restart_and_an_ended_session(
             await second.get_by_label("Title").fill("A second story")
             await second.get_by_label("Criteria").fill(AC[0])
         token = (command.data_dir / "token").read_text(encoding="utf-8").strip()
-        async with served(command):
+        async with run_server(command):
             await user.page.bring_to_front()
             await expect(
                 user.page.get_by_role("heading", name="Sign in", exact=True)
@@ -95,7 +95,7 @@ async def test_typed_text_survives_a_restart_and_an_ended_session(
 
 
 async def test_a_stopped_story_stops_its_councils(chromium: Browser, command: Command) -> None:
-    async with served(command) as app, reader(chromium) as user:
+    async with run_server(command) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         await write_story(user, "Greet the world", criteria=(f"{AC[0]} SLOW", AC[1]))
         await user.press("Refine")
@@ -116,24 +116,24 @@ async def test_a_stopped_story_stops_its_councils(chromium: Browser, command: Co
         await expect(user.page.locator("strong.state")).to_have_text("Cancelled", timeout=30_000)
         await user.open("/")
         await expect(user.page.locator(".status")).to_have_text("stopped")
-        assert user.wrong == []
+        assert user.errors == []
 
 
 async def test_a_build_that_failed_without_a_model_can_be_retried(
     chromium: Browser, tmp_path: Path, repo: Path
 ) -> None:
-    away = True
+    is_unavailable = True
 
     def reply(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
-        if away and "Divide this story" not in task_of(body):
+        if is_unavailable and "Divide this story" not in task_of(body):
             return Fault("status", message="model away", status=400)
         return by_words(body, headers)
 
-    async with scripted_model(scripted(reply)) as model:
+    async with scripted_model(answer_turns_with(reply)) as model:
         command = make_command(tmp_path, model.base_url)
         added = await command("repo", "add", str(repo), "--id", "project")
         assert added.code == 0, added.err
-        async with served(command) as app, reader(chromium) as user:
+        async with run_server(command) as app, reader(chromium) as user:
             await user.sign_in(app.link)
             await write_story(user, "Greet the world")
             await user.press("Refine")
@@ -146,7 +146,7 @@ async def test_a_build_that_failed_without_a_model_can_be_retried(
             await check_appearance(user, "story-retry")
             await user.open("/?show=needs-you")
             await expect(user.page.locator(".status")).to_have_text("build failed")
-            away = False
+            is_unavailable = False
             await user.page.goto(story)
             await user.press("Retry")
             await wait_for_state(user, "test", "Accept test")
@@ -157,13 +157,13 @@ async def test_a_build_that_failed_without_a_model_can_be_retried(
             result = user.page.get_by_role("region", name="Result", exact=True)
             await expect(result).to_contain_text("git merge moothall/")
             await check_appearance(user, "story-done")
-            assert user.wrong == []
+            assert user.errors == []
 
 
 async def test_a_comment_field_is_focused_and_lists_stay_open(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user:
+    async with run_server(command) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         await write_story(user, "Greet the world")
         await user.press("Refine")
@@ -180,4 +180,4 @@ async def test_a_comment_field_is_focused_and_lists_stay_open(
         await user.page.go_back()
         await user.page.go_back()
         await expect(task).to_have_attribute("open", "")
-        assert user.wrong == []
+        assert user.errors == []

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from playwright.async_api import Browser, expect
-from served import served
+from served import run_server
 from steps import check_appearance
 
 from command import Command
@@ -49,12 +49,12 @@ _GEOMETRY = """
 async def test_a_block_of_the_timeline_opens_its_prompt_and_reply(
     chromium: Browser, command: Command, repo: Path, tmp_path: Path, viewport: str
 ) -> None:
-    done = await command("deliberate", TASK, "--repo", str(repo))
-    assert "Winner" in done.out, done.err
+    run = await command("deliberate", TASK, "--repo", str(repo))
+    assert "Winner" in run.out, run.err
     file = tmp_path / "run.html"
-    written = await command("show", "--html", str(file))
-    assert written.code == 0, written.err
-    async with served(command) as app, reader(chromium, viewport) as user:
+    export = await command("show", "--html", str(file))
+    assert export.code == 0, export.err
+    async with run_server(command) as app, reader(chromium, viewport) as user:
         await user.sign_in(app.link)
         await user.open("/runs")
         await user.page.get_by_role("link", name=TASK).first.click()
@@ -74,7 +74,7 @@ async def test_a_block_of_the_timeline_opens_its_prompt_and_reply(
         await user.open(href)
         await expect(user.page.get_by_role("heading", name="Prompt")).to_be_visible()
         await check_appearance(user, f"step-page-{viewport}")
-        assert user.wrong == []
+        assert user.errors == []
 
         await user.page.goto(file.as_uri())
         block = user.page.locator(".timeline a", has=user.page.locator("rect.model")).first
@@ -109,7 +109,7 @@ async def _write_run_of_twelve(command: Command) -> None:
                 (begin + 60, EventType.SEAT_TURN, f"{seat}{turn}", data | {"operations": tools}),
             ]
     async with open_log(load_settings(data_dir=command.data_dir), lambda _: None) as bus:
-        for seconds, kind, ordinal, data in sorted(events, key=lambda one: one[0]):
+        for seconds, kind, ordinal, data in sorted(events, key=lambda event: event[0]):
             time = (start + timedelta(seconds=seconds)).isoformat()
             document = {"task_id": _RUN, **data}
             await bus.publish(
@@ -122,7 +122,7 @@ async def test_the_timeline_of_twelve_seats_is_readable(
     chromium: Browser, command: Command, viewport: str
 ) -> None:
     await _write_run_of_twelve(command)
-    async with served(command) as app, reader(chromium, viewport) as user:
+    async with run_server(command) as app, reader(chromium, viewport) as user:
         await user.sign_in(app.link)
         await user.open(f"/councils/{_RUN}")
         await expect(user.page.locator(".timeline .lane")).to_have_count(len(SEATS))
@@ -137,4 +137,4 @@ async def test_the_timeline_of_twelve_seats_is_readable(
         assert str(title).endswith("9,400 tokens, 0.0200 USD")
         assert await user.page.locator("main b, main img, main script").count() == 0
         await check_appearance(user, f"council-twelve-{viewport}")
-        assert user.wrong == []
+        assert user.errors == []

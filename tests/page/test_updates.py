@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from playwright.async_api import Browser, expect
-from served import served
+from served import run_server
 from steps import AC, BRIEF, check_appearance, until, wait_for_state, write_story
 
-from command import Command, scripted
+from command import Command, answer_turns_with
 from moothall.app.bus import open_log
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
@@ -51,50 +51,52 @@ document.dispatchEvent(new Event("visibilitychange"));
 async def test_buttons_follow_the_state_while_a_comment_is_typed(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user, reader(chromium) as other:
+    async with run_server(command) as app, reader(chromium) as user, reader(chromium) as other_user:
         await user.sign_in(app.link)
-        await other.take_session(user)
+        await other_user.take_session(user)
         await write_story(user, "Greet the world")
-        await other.page.goto(user.page.url)
-        await other.page.get_by_text("Add a comment").click()
-        comment = other.page.get_by_label("Comment (optional)")
+        await other_user.page.goto(user.page.url)
+        await other_user.page.get_by_text("Add a comment").click()
+        comment = other_user.page.get_by_label("Comment (optional)")
         await comment.type("Half a sen")
         await user.press("Refine")
-        await expect(other.page.get_by_role("button", name="Submit")).to_be_visible()
-        await expect(other.page.get_by_role("button", name="Refine")).to_have_count(0)
+        await expect(other_user.page.get_by_role("button", name="Submit")).to_be_visible()
+        await expect(other_user.page.get_by_role("button", name="Refine")).to_have_count(0)
         await expect(comment).to_be_focused()
-        await other.page.keyboard.type("tence")
+        await other_user.page.keyboard.type("tence")
         await expect(comment).to_have_value("Half a sentence")
-        await other.press("Submit")
+        await other_user.press("Submit")
         await wait_for_state(user, "design", "Accept design")
         await expect(user.page.get_by_text("Half a sentence")).to_be_visible()
-        assert user.wrong == other.wrong == []
+        assert user.errors == other_user.errors == []
 
 
 async def test_a_hidden_tab_notifies_when_a_story_needs_the_user(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user, reader(chromium) as other:
+    async with run_server(command) as app, reader(chromium) as user, reader(chromium) as other_user:
         await user.sign_in(app.link)
-        await other.take_session(user)
-        await other.page.add_init_script(_RECORD_NOTIFICATIONS)
-        await other.open("/")
-        await other.page.locator(".menu summary").click()
-        await other.page.get_by_label("Notify me when a story needs me").check()
-        await check_appearance(other, "menu-notifications")
-        await other.page.wait_for_function("isNotifying")
-        await other.page.evaluate(_HIDE)
+        await other_user.take_session(user)
+        await other_user.page.add_init_script(_RECORD_NOTIFICATIONS)
+        await other_user.open("/")
+        await other_user.page.locator(".menu summary").click()
+        await other_user.page.get_by_label("Notify me when a story needs me").check()
+        await check_appearance(other_user, "menu-notifications")
+        await other_user.page.wait_for_function("isNotifying")
+        await other_user.page.evaluate(_HIDE)
         await write_story(user, "Greet the world")
         await user.press("Refine")
         await user.press("Submit")
         await wait_for_state(user, "design", "Accept design")
-        await other.page.wait_for_function("shownNotifications.length")
-        assert await other.page.evaluate("shownNotifications") == ["Moothall: 1 story needs you"]
+        await other_user.page.wait_for_function("shownNotifications.length")
+        assert await other_user.page.evaluate("shownNotifications") == [
+            "Moothall: 1 story needs you"
+        ]
         await user.page.keyboard.press("a")
         await expect(user.page.get_by_role("button", name="Accept design")).to_be_focused()
         await user.page.keyboard.press("r")
         await expect(user.page.locator(":focus")).to_contain_text("Reject design")
-        assert user.wrong == other.wrong == []
+        assert user.errors == other_user.errors == []
 
 
 async def _write_large_run(command: Command) -> None:
@@ -132,7 +134,7 @@ async def test_lines_of_a_large_diff_are_loaded_when_visible(
 ) -> None:
     await _write_large_run(command)
     async with (
-        served(command) as app,
+        run_server(command) as app,
         reader(chromium) as user,
         reader(chromium, "narrow", scripts=False) as plain,
     ):
@@ -156,7 +158,7 @@ async def test_lines_of_a_large_diff_are_loaded_when_visible(
         assert await user.page.locator("main b, main img, main script").count() == 0
         assert BIDI not in await user.text()
         await user.page.evaluate("scrollTo(0, 0)")
-        assert user.wrong == []
+        assert user.errors == []
         await plain.take_session(user)
         await plain.open(f"/councils/{_TASK}")
         await plain.page.locator("#file-1-2 .more-lines a").click()
@@ -176,9 +178,9 @@ def coach(body: dict[str, Any], headers: Mapping[str, str]) -> Any:
 
 
 async def test_the_coachs_drafts_survive_a_restart(chromium: Browser, tmp_path: Path) -> None:
-    async with scripted_model(scripted(coach)) as model, reader(chromium) as user:
+    async with scripted_model(answer_turns_with(coach)) as model, reader(chromium) as user:
         command = make_command(tmp_path, model.base_url)
-        async with served(command, signal.SIGKILL) as app:
+        async with run_server(command, signal.SIGKILL) as app:
             await user.sign_in(app.link)
             await user.open("/stories/new")
             await user.page.get_by_label("Start from a sentence").fill("Greet the world")
@@ -195,7 +197,7 @@ async def test_the_coachs_drafts_survive_a_restart(chromium: Browser, tmp_path: 
             await expect(second.locator("ins", has_text="greets the world")).to_be_visible()
             rewrite = second.url
         token = (command.data_dir / "token").read_text(encoding="utf-8").strip()
-        async with served(command):
+        async with run_server(command):
             await user.page.reload()
             await user.page.get_by_label("Token").fill(token)
             await user.page.get_by_role("button", name="Sign in").click()

@@ -81,14 +81,14 @@ def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
             "description": "Add hello_world",
             "criteria": list(range(1, count + 1)),
         }
-        more = {
+        test_task = {
             "id": "tests",
             "role": "qa",
             "description": "Test it",
             "criteria": [1],
             "after": ["hello"],
         }
-        tasks = [task, more] if "SLOW" in task_text else [task]
+        tasks = [task, test_task] if "SLOW" in task_text else [task]
         return json.dumps({"thought": "", "finish": json.dumps({"tasks": tasks})})
     if "SLOW" in task_text:
         return Fault("silent", f"I would write {HOSTILE} ")
@@ -105,11 +105,11 @@ class Reader:
 
     page: Page
     web: str
-    wrong: list[str]
+    errors: list[str]
 
     def note(self, problem: str) -> None:
         """Record an error."""
-        self.wrong.append(problem)
+        self.errors.append(problem)
 
     async def open(self, path: str) -> None:
         """Go to a path of the server."""
@@ -205,12 +205,12 @@ def make_command(folder: Path, model_url: str) -> Command:
     """
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-    more = {
+    variables = {
         "MOOTHALL_RAY__MODE": "process",
         "MOOTHALL_LOG__LEVEL": "error",
         "MOOTHALL_WEB__PORT": str(port),
     }
-    return Command(folder / "data", model_url, more)
+    return Command(folder / "data", model_url, variables)
 
 
 def commits(repo: Path, branch: str) -> str:

@@ -51,13 +51,13 @@ class Package:
 @dataclass(frozen=True, slots=True)
 class Project:
     """A repository made of one package, or of several under `packages/` with additional `files`.
-    `why` gives the reason for its choice.
+    `reason`: why it was chosen.
     """
 
     name: str
     ecosystem: str
     packages: tuple[Package, ...]
-    why: str = ""
+    reason: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -149,12 +149,14 @@ def unpack(archive: Path, target: Path, inside: str = "") -> None:
                 packed.extractall(folder, filter="data")
         top = Path(folder)
         # Go's modules lie several folders deep.
-        while len(below := list(top.iterdir())) == 1 and below[0].is_dir():
-            top = below[0]
-        shutil.copytree(top / inside, target, dirs_exist_ok=True, symlinks=True, ignore=_added)
+        while len(entries := list(top.iterdir())) == 1 and entries[0].is_dir():
+            top = entries[0]
+        shutil.copytree(
+            top / inside, target, dirs_exist_ok=True, symlinks=True, ignore=_added_by_packing
+        )
 
 
-def _added(folder: str, names: list[str]) -> list[str]:
+def _added_by_packing(folder: str, names: list[str]) -> list[str]:
     del folder
     return [name for name in names if name in _ADDED or PurePosixPath(name).suffix == ".egg-info"]
 
@@ -166,8 +168,8 @@ def _sdist(package: Package, folder: Path) -> Path:
     )
     options = ["--no-deps", "--no-binary", ":all:", "--require-hashes", "-r", str(requirements)]
     _run(sys.executable, "-m", "pip", "download", "--quiet", *options, cwd=folder)
-    found = [path for path in folder.iterdir() if path.name.endswith((".tar.gz", ".zip"))]
-    return found[0]
+    archives = [path for path in folder.iterdir() if path.name.endswith((".tar.gz", ".zip"))]
+    return archives[0]
 
 
 def _module(package: Package, folder: Path) -> Path:

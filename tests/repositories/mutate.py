@@ -156,8 +156,10 @@ def _python(path: str, text: str) -> Iterator[Fault]:
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        for node in (below for statement in function.body for below in _own(statement)):
-            for kind, changed in _changed(node):
+        for node in (
+            descendant for statement in function.body for descendant in _own_nodes(statement)
+        ):
+            for kind, changed in _mutations(node):
                 if (
                     isinstance(node, ast.expr | ast.stmt)
                     and node.end_lineno
@@ -170,7 +172,7 @@ def _python(path: str, text: str) -> Iterator[Fault]:
                     yield Fault(path, start, end, changed, kind, function.name)
 
 
-def _own(node: ast.AST) -> Iterator[ast.AST]:
+def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """Yield a node and its descendants except nested functions, annotations and f-strings (whose
     positions are wrong before Python 3.12).
     """
@@ -180,21 +182,21 @@ def _own(node: ast.AST) -> Iterator[ast.AST]:
         return
     yield node
     for child in ast.iter_child_nodes(node):
-        yield from _own(child)
+        yield from _own_nodes(child)
 
 
-def _changed(node: ast.AST) -> Iterator[tuple[str, str]]:
+def _mutations(node: ast.AST) -> Iterator[tuple[str, str]]:
     match node:
-        case ast.Compare(ops=[operator], left=left, comparators=others) if (
+        case ast.Compare(ops=[operator], left=left, comparators=comparators) if (
             type(operator) in _COMPARED
         ):
             yield (
                 "comparison",
-                f"({ast.unparse(ast.Compare(left, [_COMPARED[type(operator)]()], others))})",
+                f"({ast.unparse(ast.Compare(left, [_COMPARED[type(operator)]()], comparators))})",
             )
         case ast.BoolOp(op=operator, values=values):
-            other = ast.Or() if isinstance(operator, ast.And) else ast.And()
-            yield "and/or", f"({ast.unparse(ast.BoolOp(other, values))})"
+            negated = ast.Or() if isinstance(operator, ast.And) else ast.And()
+            yield "and/or", f"({ast.unparse(ast.BoolOp(negated, values))})"
         case ast.BinOp(op=operator, left=left, right=right) if type(operator) in _SUMMED:
             yield (
                 "arithmetic",
@@ -228,16 +230,16 @@ def _words(path: str, text: str, suffix: str) -> Iterator[Fault]:
     tests = set(_RUST_TEST.findall(bare)) if suffix == ".rs" else set()
     for old, new in _SWAPS:
         for match in re.finditer(re.escape(old), bare):
-            if (name := _inside(bare, heads, match.start())) and name not in tests:
+            if (name := _enclosing_function(bare, heads, match.start())) and name not in tests:
                 yield Fault(path, match.start(), match.end(), new, old.strip(), name)
     for match in re.finditer(r"(?<=[ (\[])\d{1,6}(?=[ )\];,\n])", bare):
-        if (name := _inside(bare, heads, match.start())) and name not in tests:
+        if (name := _enclosing_function(bare, heads, match.start())) and name not in tests:
             yield Fault(
                 path, match.start(), match.end(), str(int(match[0]) + 1), "off by one", name
             )
 
 
-def _inside(bare: str, heads: list[tuple[int, str]], at: int) -> str:
+def _enclosing_function(bare: str, heads: list[tuple[int, str]], at: int) -> str:
     """Return the last function that begins before a position whose line is indented like a body, or
     nothing.
     """

@@ -46,12 +46,17 @@ async def play(project: Project, settings: Settings, player: Player, url: str, f
     task_id = f"{project.name}-{'half' if player.chance else 'wrong'}"
     riddle = _break(repo, search_result)
     player.riddles[task_id] = riddle
-    before = repo.head
+    head_before = repo.head
     started = time.monotonic()
     code, document = await _deliberate(settings, url, folder, task_id)
     row = Row(project, search_result, time.monotonic() - started, len(player.right_seats(task_id)))
     _judge(
-        repo, document, code, right=player.right_seats(task_id), released=released, before=before
+        repo,
+        document,
+        code,
+        right=player.right_seats(task_id),
+        released=released,
+        head_before=head_before,
     )
     return row
 
@@ -127,9 +132,9 @@ def _judge(
     *,
     right: frozenset[str],
     released: str,
-    before: str,
+    head_before: str,
 ) -> None:
-    assert repo.head == before, "HEAD was moved"
+    assert repo.head == head_before, "HEAD was moved"
     assert repo.git("status", "--porcelain") == "", "the checked-out files were touched"
     assert repo.git("worktree", "list").count("\n") == 0, "a worktree was left"
     places = [
@@ -165,7 +170,7 @@ async def main(
     row into the page at once.
     """
     settings = load_settings().model_copy(update={"data_dir": data})
-    player, rows, wrong = Player(chance), list[Row](), list[str]()
+    player, rows, failed = Player(chance), list[Row](), list[str]()
     async with scripted_model(player.answer()) as server:
         for project in selected:
             programs = {
@@ -189,13 +194,13 @@ async def main(
                     if keep:
                         write(rows, [item.name for item in projects()])
                 except Exception as error:  # noqa: BLE001 - a failed project; the others are tried too
-                    wrong.append(project.name)
+                    failed.append(project.name)
                     print(
                         f"WRONG {project.name}, {time.monotonic() - started:.0f} s: "
                         f"{type(error).__name__}: {error}",
                         flush=True,
                     )
-    return rows, wrong
+    return rows, failed
 
 
 def _arguments() -> argparse.Namespace:
@@ -233,7 +238,7 @@ if __name__ == "__main__":
         else listed[(part - 1) % parts :: parts]
     )
     with tempfile.TemporaryDirectory(prefix="moothall-") as fresh:
-        done, bad = asyncio.run(
+        passed, failed = asyncio.run(
             main(
                 chosen,
                 chance=0.0 if options.wrong_only else 0.5,
@@ -242,7 +247,7 @@ if __name__ == "__main__":
             )
         )
     print(
-        f"{len(done)} of {len(chosen)} as they must be"
-        + (f"; wrong: {', '.join(bad)}" if bad else "")
+        f"{len(passed)} of {len(chosen)} as they must be"
+        + (f"; wrong: {', '.join(failed)}" if failed else "")
     )
-    sys.exit(1 if bad else 0)
+    sys.exit(1 if failed else 0)

@@ -36,19 +36,22 @@ class Riddle:
         """The broken file's text."""
         return self.first.broken(self.texts[self.first.path])
 
-    def right(self) -> list[dict[str, Any]]:
+    def right_actions(self) -> list[dict[str, Any]]:
         """Return the actions that restore the release."""
         path = self.first.path
         return [_edit(path, self.broken, self.texts[path])]
 
-    def wrong(self, how: int) -> list[dict[str, Any]]:
+    def wrong_actions(self, variant: int) -> list[dict[str, Any]]:
         """Return actions that do not, in one of several ways."""
-        path, other = self.first.path, self.second.path
-        if how == 0:
+        path, second_path = self.first.path, self.second.path
+        if variant == 0:
             broken = {**self.texts, path: self.broken}
-            files = {**self.texts, other: self.second.broken(self.texts[other])}
-            return [_edit(file, broken[file], files[file]) for file in dict.fromkeys((path, other))]
-        if how == 1 and self.tests:
+            files = {**self.texts, second_path: self.second.broken(self.texts[second_path])}
+            return [
+                _edit(file, broken[file], files[file])
+                for file in dict.fromkeys((path, second_path))
+            ]
+        if variant == 1 and self.tests:
             return [
                 {"tool": "files.write", "args": {"path": test, "content": ""}}
                 for test in self.tests[:4]
@@ -73,9 +76,9 @@ class Player:
 
     def right_seats(self, task_id: str) -> frozenset[str]:
         """Return the right seats of a council, drawn until there is one."""
-        for again in range(100 if self.chance else 0):
+        for attempt in range(100 if self.chance else 0):
             drawn = frozenset(
-                seat for seat in SEATS if _drawn(task_id, seat, str(again)) < self.chance
+                seat for seat in SEATS if _draw(task_id, seat, str(attempt)) < self.chance
             )
             if drawn:
                 return drawn
@@ -84,7 +87,7 @@ class Player:
     def answer(self) -> Answer:
         """Return the server's reply."""
 
-        def say(_body: dict[str, Any], headers: Headers) -> str:
+        def reply(_body: dict[str, Any], headers: Headers) -> str:
             task_id, seat, phase = (
                 call_id_of(headers).split("/")[0],
                 seat_of(headers),
@@ -107,14 +110,16 @@ class Player:
                 return json.dumps({"thought": "that is it", "finish": "Mended."})
             right = seat in self.right_seats(task_id)
             actions = (
-                riddle.right() if right else riddle.wrong(int(_drawn(task_id, seat, "how") * 3))
+                riddle.right_actions()
+                if right
+                else riddle.wrong_actions(int(_draw(task_id, seat, "how") * 3))
             )
             return json.dumps({"thought": "mend it", "actions": actions})
 
-        return say
+        return reply
 
 
-def _drawn(*parts: str) -> float:
+def _draw(*parts: str) -> float:
     """Return a number from 0 to 1, the same for the same words."""
     return int(hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8], 16) / 0x100000000
 
@@ -125,7 +130,11 @@ def _edit(path: str, before: str, after: str) -> dict[str, Any]:
     """
     old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
     first = next(
-        (at for at, (one, other) in enumerate(zip(old, new, strict=False)) if one != other),
+        (
+            at
+            for at, (old_line, new_line) in enumerate(zip(old, new, strict=False))
+            if old_line != new_line
+        ),
         min(len(old), len(new)),
     )
     last = 0

@@ -68,17 +68,18 @@ async def search(settings: Settings, folder: Path, seed: str) -> Found:
             for name, run in prepared.runs.items()
             if name not in prepared.base.profile.advisory
         }
-        if not any(_passed(runs)):
+        if not any(_passed_cases(runs)):
             outputs = "; ".join(f"{name}: {run.output[-2000:]}" for name, run in runs.items())
             raise NothingFound(f"no case passes before: {outputs or 'no check'}")
         chosen: list[tuple[Fault, frozenset[str]]] = []
         tried = 0
         async for fault, failed in _announce(
-            services.workspaces, prepared, runs, _shuffled(folder, prepared, seed)
+            services.workspaces, prepared, runs, _interleaved_faults(folder, prepared, seed)
         ):
             tried += 1
             if failed and (
-                not chosen or (_apart(fault, chosen[0][0]) and not _within(failed, chosen[0][1]))
+                not chosen
+                or (_are_apart(fault, chosen[0][0]) and not _breaks_all(failed, chosen[0][1]))
             ):
                 chosen.append((fault, failed))
             if len(chosen) == 2:
@@ -99,7 +100,7 @@ async def search(settings: Settings, folder: Path, seed: str) -> Found:
     )
 
 
-def _shuffled(folder: Path, prepared: Prepared, seed: str) -> list[Fault]:
+def _interleaved_faults(folder: Path, prepared: Prepared, seed: str) -> list[Fault]:
     """Return every fault of the sources, taking files in turn so that a long table does not
     dominate.
     """
@@ -125,14 +126,14 @@ def _shuffled(folder: Path, prepared: Prepared, seed: str) -> list[Fault]:
 async def _announce(
     workspaces: Workspaces,
     prepared: Prepared,
-    before: Mapping[str, CheckRun],
+    runs_before: Mapping[str, CheckRun],
     order: Sequence[Fault],
 ) -> AsyncIterator[tuple[Fault, frozenset[str]]]:
     folders = prepared.base.profile.folders
     for fault in islice(order, _TRIES):
         fast_runs = {
             name: run
-            for name, run in before.items()
+            for name, run in runs_before.items()
             if fault.path.startswith(folders.get(name, ""))
         }
         seconds = max(
@@ -148,25 +149,27 @@ async def _announce(
             if read.status is not ToolStatus.SUCCESS or read.output.get("truncated"):
                 continue
             args: Mapping[str, str] = {"path": fault.path, "content": fault.broken(text)}
-            written = await workspace.call(ToolCall("write", "files.write", args, deadline))
-            if written.status is not ToolStatus.SUCCESS:
+            write_result = await workspace.call(ToolCall("write", "files.write", args, deadline))
+            if write_result.status is not ToolStatus.SUCCESS:
                 continue
-            after = {name: await workspace.check(name, deadline=deadline) for name in fast_runs}
-        yield fault, _lost(fast_runs, after)
+            runs_after = {
+                name: await workspace.check(name, deadline=deadline) for name in fast_runs
+            }
+        yield fault, _broken_cases(fast_runs, runs_after)
 
 
-def _apart(one: Fault, other: Fault) -> bool:
-    return one.path != other.path or one.end <= other.start or other.end <= one.start
+def _are_apart(first: Fault, second: Fault) -> bool:
+    return first.path != second.path or first.end <= second.start or second.end <= first.start
 
 
-def _within(failed: frozenset[str], other: frozenset[str]) -> bool:
+def _breaks_all(failed: frozenset[str], cases: frozenset[str]) -> bool:
     """True if the other fault also breaks all cases that one fault breaks, according to the
     cases. A check without cases gives no information.
     """
-    return any("::" in case for case in failed) and failed <= other
+    return any("::" in case for case in failed) and failed <= cases
 
 
-def _passed(runs: Mapping[str, CheckRun]) -> frozenset[str]:
+def _passed_cases(runs: Mapping[str, CheckRun]) -> frozenset[str]:
     """Return the passed cases, as check::case; a check without cases is one case under its own
     name.
     """
@@ -182,15 +185,15 @@ def _passed(runs: Mapping[str, CheckRun]) -> frozenset[str]:
     )
 
 
-def _lost(before: Mapping[str, CheckRun], after: Mapping[str, CheckRun]) -> frozenset[str]:
+def _broken_cases(before: Mapping[str, CheckRun], after: Mapping[str, CheckRun]) -> frozenset[str]:
     """Return the cases that fail because of a fault; none if it hung, or broke too much for a
     riddle.
     """
     if any(run.status != "success" for run in after.values()):
         return frozenset()
-    passed = _passed(before)
-    lost = frozenset(case for case in passed if _has_failed(case, after))
-    return lost if len(lost) <= max(1, _MOST * len(passed)) else frozenset()
+    passed = _passed_cases(before)
+    broken = frozenset(case for case in passed if _has_failed(case, after))
+    return broken if len(broken) <= max(1, _MOST * len(passed)) else frozenset()
 
 
 def _has_failed(case: str, runs: Mapping[str, CheckRun]) -> bool:

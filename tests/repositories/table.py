@@ -19,7 +19,7 @@ class Row:
     """One project that went well, with the seconds of the deliberation and of everything."""
 
     project: Project
-    found: Found
+    search_result: Found
     council_seconds: float
     right: int
     seconds: float = 0.0
@@ -27,7 +27,7 @@ class Row:
 
 def show(row: Row) -> str:
     """Return a line about the project."""
-    result = row.found
+    result = row.search_result
     return (
         f"{row.project.name:<28} {_cases(row):<22} set-up {result.setup_seconds:4.0f} s, tests "
         f"{result.check_seconds:5.1f} s, {result.tried} faults in {result.search_seconds:4.0f} s, "
@@ -55,19 +55,21 @@ def write(rows: Sequence[Row], order: Sequence[str]) -> None:
 
 def _line(row: Row) -> str:
     result, versions = (
-        row.found,
+        row.search_result,
         ", ".join(package.version.removeprefix("v") for package in row.project.packages),
     )
     return (
         f"| {row.project.name} {versions} | {_ECOSYSTEMS[row.project.ecosystem]}: "
-        f"{row.project.why} | {_cases(row)} | {result.setup_seconds:.0f} s | "
+        f"{row.project.reason} | {_cases(row)} | {result.setup_seconds:.0f} s | "
         f"{result.check_seconds:.1f} s | {_fault(row)} | {row.right} of 3 | "
         f"{row.council_seconds:.0f} s |"
     )
 
 
 def _cases(row: Row) -> str:
-    counts = Counter(outcome for run in row.found.base.values() for outcome in run.cases.values())
+    counts = Counter(
+        outcome for run in row.search_result.base.values() for outcome in run.cases.values()
+    )
     failed = counts["failed"] + counts["errored"]
     parts = [
         f"{counts['passed']} passed",
@@ -78,6 +80,6 @@ def _cases(row: Row) -> str:
 
 
 def _fault(row: Row) -> str:
-    fault = row.found.first
+    fault = row.search_result.first
     kind = fault.kind if fault.kind[0].isalpha() else f"`{fault.kind}`".replace("|", "\\|")
-    return f"{kind} in `{fault.function}`, {len(row.found.failed)} failed"
+    return f"{kind} in `{fault.function}`, {len(row.search_result.failed)} failed"

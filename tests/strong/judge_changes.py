@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[0] = str(HERE.parent)  # instead of this folder
 
 from moothall.repositories.patch_rules import is_test  # noqa: E402
-from support.selection import Recipe, Sources, checked_out, read_recipe  # noqa: E402
+from support.selection import Recipe, Sources, check_out_parent, read_recipe  # noqa: E402
 
 _SECONDS, _MAX_PATHS = 900, 15
 RIGHT, WRONG, MERGED, UNRELATED = (
@@ -74,15 +74,15 @@ def history_of(folder: Path, count: int) -> Iterator[Change]:
         check=True,
         capture_output=True,
     )
-    found = 0
+    count_found = 0
     for record in listed.stdout.decode().split("\0")[1:]:
         sha, *paths = record.split()
         code = [path for path in paths if path.endswith((".py", ".go", ".js", ".ts", ".rs"))]
         tests = [path for path in code if is_test(path)]
         if tests and len(tests) < len(code) and len(paths) <= _MAX_PATHS:
-            found += 1
+            count_found += 1
             yield Change(sha, RIGHT, f"{sha}^", sha)
-        if found == count:
+        if count_found == count:
             return
 
 
@@ -117,20 +117,20 @@ def judge(folder: Path, change: Change, task: str | None, data: Path) -> dict[st
     command = [sys.executable, "-m", "moothall", "judge", "--repo", str(folder), "--json"]
     command += ["--base", change.base, "--head", change.head, "--model", "none"]
     command += ["--task", task] if task else []
-    done = subprocess.run(
+    process = subprocess.run(
         command,
         check=False,
         capture_output=True,
         timeout=_SECONDS,
         env={**os.environ, "MOOTHALL_DATA_DIR": str(data)},
     )
-    row = {"name": change.name, "kind": change.kind, "exit": done.returncode}
-    if done.stdout.strip():
-        verdict = json.loads(done.stdout)
+    row = {"name": change.name, "kind": change.kind, "exit": process.returncode}
+    if process.stdout.strip():
+        verdict = json.loads(process.stdout)
         names = ("finding", "level", "reasons", "unnoticed", "edited_tests", "not_judged", "error")
         row |= {name: verdict[name] for name in names}
     else:
-        row |= {"finding": "none", "level": "", "error": done.stderr.decode()[-400:]}
+        row |= {"finding": "none", "level": "", "error": process.stderr.decode()[-400:]}
     return {**row, "seconds": round(time.monotonic() - began, 1)}
 
 
@@ -138,10 +138,12 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Return the figures of each kind as a Markdown table."""
     lines = ["| change | changes | verdicts |", "|---|---:|---|"]
     for kind in (RIGHT, WRONG, MERGED, UNRELATED):
-        some = [row for row in rows if row["kind"] == kind]
-        counts = Counter(" ".join(filter(None, (row["finding"], row["level"]))) for row in some)
-        shown = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
-        lines.append(f"| {kind} | {len(some)} | {shown} |")
+        rows_of_kind = [row for row in rows if row["kind"] == kind]
+        counts = Counter(
+            " ".join(filter(None, (row["finding"], row["level"]))) for row in rows_of_kind
+        )
+        listing = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+        lines.append(f"| {kind} | {len(rows_of_kind)} | {listing} |")
     return "\n".join(lines)
 
 
@@ -157,24 +159,24 @@ def main() -> None:
     parser.add_argument("--repositories", default="", help="for --history: OWNER/NAME, with commas")
     parser.add_argument("--data", type=Path, default=Path("/tmp/moothall-judged"))
     options = parser.parse_args()
-    known = (
+    all_rows = (
         [json.loads(line) for line in options.out.read_text().splitlines()]
         if options.out.exists()
         else []
     )
-    names = {row["name"] for row in known}
+    names = {row["name"] for row in all_rows}
     for folder, change, task in _all_changes(options):
         if change.name in names:
             continue
         row = judge(folder, change, task, options.data)
-        known.append(row)
+        all_rows.append(row)
         with options.out.open("a", encoding="utf-8") as file:
             file.write(f"{json.dumps(row)}\n")
         sys.stderr.write(
             f"{time.strftime('%H:%M:%S')} {change.kind}: {change.name}: {row['finding']} "
             f"{row['level']} {row['seconds']} s\n"
         )
-    sys.stdout.write(f"{table(known)}\n")
+    sys.stdout.write(f"{table(all_rows)}\n")
 
 
 def _all_changes(options: argparse.Namespace) -> Iterator[tuple[Path, Change, str | None]]:
@@ -186,13 +188,13 @@ def _all_changes(options: argparse.Namespace) -> Iterator[tuple[Path, Change, st
             subprocess.run(command, check=True)
             for change in history_of(Path(folder), options.history):
                 yield Path(folder), replace(change, name=f"{name}/{change.name}"), None
-    only = set(filter(None, options.only.split(",")))
+    selected = set(filter(None, options.only.split(",")))
     for number, path in enumerate(sorted((HERE / "corpus").glob("*.toml"))):
         recipe = read_recipe(path)
         clone = options.clones / recipe.repository.replace("/", "+") / "repo"
-        if (only and recipe.name not in only) or not clone.exists():
+        if (selected and recipe.name not in selected) or not clone.exists():
             continue
-        with checked_out(recipe, clone) as sources:
+        with check_out_parent(recipe, clone) as sources:
             for change in changes_of(recipe, sources, number):
                 yield sources.folder, change, recipe.task
 

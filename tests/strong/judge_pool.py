@@ -46,7 +46,7 @@ from support.selection import (  # noqa: E402
     UPSTREAM,
     Pools,
     Recipe,
-    checked_out,
+    check_out_parent,
     pool_of,
     read_recipe,
 )
@@ -114,7 +114,7 @@ def prepare_small_pool(pool: Pool, repository: Path) -> Play:
 def prepare_recipe(recipe: Recipe, clone: Path, repository: Path, *, wrong_only: bool) -> Play:
     """Create a repository at the parent of a recipe's commit."""
     right = {UPSTREAM, *(item.name for item in recipe.variants if item.right)}
-    with checked_out(recipe, clone) as sources:
+    with check_out_parent(recipe, clone) as sources:
         candidates = list(pool_of(recipe, sources, NO_TEST).items())
         git("clone", "--quiet", "--no-tags", str(sources.folder), str(repository))
         git("-C", str(repository), "checkout", "--quiet", "-B", "parent", sources.parent())

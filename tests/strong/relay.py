@@ -83,18 +83,18 @@ class Relay:
         )
         seat = "/".join(call_id.split("/")[:3])
         messages = body["messages"]
-        known = self._seen.get(seat, 0)
+        sent_count = self._seen.get(seat, 0)
         self._seen[seat] = len(messages)
-        new = messages[known:] if known < len(messages) else messages
+        new = messages[sent_count:] if sent_count < len(messages) else messages
         tools = (
             f"\n\n# tools\n{json.dumps(body['tools'], indent=1)}"
-            if body.get("tools") and not known
+            if body.get("tools") and not sent_count
             else ""
         )
         parts = [
             f"# {message['role']}\n{_readable(message)}"
             for message in new
-            if message["role"] != "assistant" or not known
+            if message["role"] != "assistant" or not sent_count
         ]
         prompt = self._folder / f"{number}.prompt.md"
         prompt.write_text(f"{call_id}\n\n" + "\n\n".join(parts) + tools, encoding="utf-8")
@@ -103,7 +103,7 @@ class Relay:
         self, request: web.Request, body: dict[str, Any], reply: dict[str, Any]
     ) -> web.StreamResponse:
         text, calls = reply.get("text", ""), reply.get("calls", [])
-        made = [
+        tool_calls = [
             {
                 "index": index,
                 "id": f"call_{time.monotonic_ns()}_{index}",
@@ -115,11 +115,11 @@ class Relay:
             }
             for index, call in enumerate(calls)
         ]
-        finish = reply.get("finish_reason") or ("tool_calls" if made else "stop")
+        finish = reply.get("finish_reason") or ("tool_calls" if tool_calls else "stop")
         prompt_tokens = (
             len(json.dumps(body["messages"])) + len(json.dumps(body.get("tools", [])))
         ) // _CHARS_PER_TOKEN
-        answer_tokens = (len(text) + len(json.dumps(made))) // _CHARS_PER_TOKEN
+        answer_tokens = (len(text) + len(json.dumps(tool_calls))) // _CHARS_PER_TOKEN
         usage = {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": answer_tokens,
@@ -129,7 +129,7 @@ class Relay:
             message = {
                 "role": "assistant",
                 "content": text or None,
-                **({"tool_calls": made} if made else {}),
+                **({"tool_calls": tool_calls} if tool_calls else {}),
             }
             choice = {"index": 0, "message": message, "finish_reason": finish}
             answer = {
@@ -144,7 +144,7 @@ class Relay:
         delta = {
             "role": "assistant",
             "content": text or None,
-            **({"tool_calls": made} if made else {}),
+            **({"tool_calls": tool_calls} if tool_calls else {}),
         }
         chunks: list[dict[str, Any]] = [
             {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},

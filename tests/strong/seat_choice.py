@@ -75,7 +75,7 @@ async def main() -> int:
             *(sys.executable, "-m", "moothall", "evaluate", str(repo)),
             *("--folder", str(folder / "evaluation"), "--tasks", str(bugs)),
             *("--agents", "2", "--protocol", "vote"),
-            *(word for one in configurations for word in ("--config", one)),
+            *(word for configuration in configurations for word in ("--config", configuration)),
         )
         return await process.wait()
 

@@ -74,7 +74,7 @@ def best_pair(tasks: Sequence[tuple[str, Solved]], prices: Mapping[str, float]) 
 def measure(seed: int, count: int, special: float) -> dict[str, tuple[float, float]]:
     """Return the share of solved tasks and the mean cost of three ways to choose."""
     prices, tasks = make_world(seed, count, special)
-    past = [
+    past_tasks = [
         PastTask(
             TaskKind("r", kind, "", "short"),
             tuple(
@@ -87,18 +87,18 @@ def measure(seed: int, count: int, special: float) -> dict[str, tuple[float, flo
     afterwards = best_pair(tasks, prices)
     sums = {"auto": [0.0, 0.0], "fixed": [0.0, 0.0], "afterwards": [0.0, 0.0]}
     for index, (_, solved) in enumerate(tasks):
-        others = [*tasks[:index], *tasks[index + 1 :]]
-        known = [*past[:index], *past[index + 1 :]]
-        choice = choose_models(past[index].kind, known, NAMES, 2, Budget())
+        other_tasks = [*tasks[:index], *tasks[index + 1 :]]
+        other_past = [*past_tasks[:index], *past_tasks[index + 1 :]]
+        choice = choose_models(past_tasks[index].kind, other_past, NAMES, 2, Budget())
         chosen = {
             "auto": choice.models,
-            "fixed": best_pair(others, prices),
+            "fixed": best_pair(other_tasks, prices),
             "afterwards": afterwards,
         }
-        for way, models in chosen.items():
-            sums[way][0] += any(solved[name] for name in models)
-            sums[way][1] += sum(prices[name] for name in models)
-    return {way: (solved / count, cost / count) for way, (solved, cost) in sums.items()}
+        for method, models in chosen.items():
+            sums[method][0] += any(solved[name] for name in models)
+            sums[method][1] += sum(prices[name] for name in models)
+    return {method: (solved / count, cost / count) for method, (solved, cost) in sums.items()}
 
 
 def main() -> int:
@@ -110,9 +110,9 @@ def main() -> int:
         for special in (0.0, 0.5):
             runs = [measure(seed, count, special) for seed in range(worlds)]
             figures = [
-                f"{way} {100 * fmean(run[way][0] for run in runs):.1f} % of tasks, cost "
-                f"{100 * fmean(run[way][1] for run in runs):.2f}"
-                for way in runs[0]
+                f"{method} {100 * fmean(run[method][0] for run in runs):.1f} % of tasks, cost "
+                f"{100 * fmean(run[method][1] for run in runs):.2f}"
+                for method in runs[0]
             ]
             sys.stdout.write(f"{count} tasks, special {special}: {'; '.join(figures)}\n")
     return 0

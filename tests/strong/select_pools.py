@@ -44,13 +44,13 @@ async def main() -> None:
         "--data", type=Path, default=Path("/tmp/moothall-corpus"), help="where bases are kept"
     )
     options = parser.parse_args()
-    only = set(filter(None, options.only.split(",")))
+    selected = set(filter(None, options.only.split(",")))
     recipes = [
         read_recipe(path)
         for path in sorted((HERE / "corpus").glob("*.toml"))
-        if not only or path.stem in only
+        if not selected or path.stem in selected
     ]
-    known = (
+    outcomes = (
         [from_row(json.loads(line)) for line in options.out.read_text().splitlines()]
         if options.out.exists()
         else []
@@ -60,20 +60,22 @@ async def main() -> None:
     async with open_workspace_services(settings) as services:
         pools = Pools(services, report)
         for recipe in recipes:
-            done = {item.mode for item in known if item.pool == recipe.name}
-            modes = [mode for mode in options.modes.split(",") if mode not in done]
+            finished = {item.mode for item in outcomes if item.pool == recipe.name}
+            modes = [mode for mode in options.modes.split(",") if mode not in finished]
             if not modes:
                 continue
             try:
                 clone = options.clones / recipe.repository.replace("/", "+") / "repo"
                 async for item in pools.judge(recipe, clone, modes):
-                    known.append(item)
+                    outcomes.append(item)
                     with options.out.open("a", encoding="utf-8") as file:
                         file.write(f"{json.dumps(as_row(item))}\n")
             except Exception:  # noqa: BLE001 - the other pools are judged all the same
                 traceback.print_exc()
                 failed = True
-    sys.stdout.write(f"{table([item for item in known if not only or item.pool in only])}\n")
+    sys.stdout.write(
+        f"{table([item for item in outcomes if not selected or item.pool in selected])}\n"
+    )
     sys.exit(1 if failed else 0)
 
 

@@ -45,7 +45,7 @@ class App:
 
 
 @asynccontextmanager
-async def served(folder: Path, keys: Path) -> AsyncIterator[App]:
+async def run_accounts_server(folder: Path, keys: Path) -> AsyncIterator[App]:
     """Run the server with these keys while the block runs. It stores its data in `folder`."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -72,7 +72,7 @@ async def served(folder: Path, keys: Path) -> AsyncIterator[App]:
     await drain
 
 
-async def refused(bus: BusSettings, *, publish: str = "", subscribe: str = "") -> str:
+async def try_operation(bus: BusSettings, *, publish: str = "", subscribe: str = "") -> str:
     """Try an operation; return the server's error messages, "" if there are none."""
     errors: list[str] = []
 

@@ -61,20 +61,22 @@ roles:
 
 
 class Slow:
-    """A toolkit whose calls wait for a signal; `most` is the maximum number of concurrent calls."""
+    """A toolkit whose calls wait for a signal; `max_running` is the maximum number of concurrent
+    calls.
+    """
 
     def __init__(self) -> None:
-        self.now = self.most = 0
+        self.running = self.max_running = 0
         self.order: list[str] = []
         self.go = asyncio.Event()
 
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
         """Wait, and answer."""
         del workspace, tenant
-        self.now += 1
-        self.most = max(self.most, self.now)
+        self.running += 1
+        self.max_running = max(self.max_running, self.running)
         await self.go.wait()
-        self.now -= 1
+        self.running -= 1
         return ToolResult(call.request_id, call.tool, ToolStatus.SUCCESS, {"id": call.request_id})
 
 
@@ -83,7 +85,7 @@ class Agent:
     """A stub that carries a token, and its backend."""
 
     stub: Any
-    behind: SessionsFixture
+    backend: SessionsFixture
     deliberations: MemoryDeliberations
     bus: MemoryBus
     slow: Slow
@@ -122,29 +124,29 @@ async def serving_agents(
         catalogue=catalogue,
         grants=grants,
         toolkits={"slow": slow.call},
-    ) as behind:
-        sessions = AgentSessions(bus.bucket(BUCKET), behind.session_manager, _blank)
+    ) as backend:
+        sessions = AgentSessions(bus.bucket(BUCKET), backend.session_manager, _blank)
         tasks = AgentTasks(
-            deliberations, behind.session_manager, sessions, settings, parallelism=4, memory_mb=512
+            deliberations, backend.session_manager, sessions, settings, parallelism=4, memory_mb=512
         )
 
-        async def away() -> tuple[Condition, str]:
+        async def fail() -> tuple[Condition, str]:
             raise Temporary("the model server is away")
 
         checkup = HealthCheck(
-            probes or {"model": Probe(away, needed=False)}, cache_seconds=0, patience_seconds=0.2
+            probes or {"model": Probe(fail, needed=False)}, cache_seconds=0, patience_seconds=0.2
         )
         async with serving(
             deliberations,
             with_parts(
                 api_dependencies(deliberations, bus, checkup=checkup),
-                sessions=behind.session_manager,
+                sessions=backend.session_manager,
                 agents=tasks,
             ),
         ) as app:
             yield Agent(
                 pb_grpc.AgentServiceStub(app.channel),
-                behind,
+                backend,
                 deliberations,
                 bus,
                 slow,
@@ -153,31 +155,31 @@ async def serving_agents(
             )
 
 
-def requested(
-    query: str = "", context: dict[str, Any] | None = None, **more: Any
+def execute_request(
+    query: str = "", context: dict[str, Any] | None = None, **fields: Any
 ) -> pb.ExecuteTaskRequest:
     """Return a request."""
-    request = pb.ExecuteTaskRequest(query=query, **more)
+    request = pb.ExecuteTaskRequest(query=query, **fields)
     request.context.update(context or {})
     return request
 
 
-async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
+async def refusal_of(call: Any) -> tuple[grpc.StatusCode, str]:
     """Return status and details of a refused call."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return caught.value.code(), str(caught.value.details())
 
 
-async def read(stream: Any) -> list[pb.TaskUpdate]:
+async def read_all(stream: Any) -> list[pb.TaskUpdate]:
     """Return all messages of a stream."""
     return [update async for update in stream]
 
 
-async def answer(agent: Agent, task_id: str, text: str, **more: Any) -> None:
+async def answer(agent: Agent, task_id: str, text: str, **fields: Any) -> None:
     """Play the council: it ends with this text."""
     async with asyncio.timeout(10):
-        while task_id not in agent.deliberations.known():
+        while task_id not in agent.deliberations.task_ids():
             await asyncio.sleep(0)
     best = Result(1, "agent-dev-001", "dev", 1.0, (), passed_gates=True, proven=False, content=text)
     outcome = Outcome(
@@ -189,4 +191,4 @@ async def answer(agent: Agent, task_id: str, text: str, **more: Any) -> None:
         usage=Usage(prompt_tokens=10, completion_tokens=5, calls=1, cost_usd=0.5),
         final_state="answered",
     )
-    await agent.deliberations.decide(replace(outcome, **more))
+    await agent.deliberations.decide(replace(outcome, **fields))

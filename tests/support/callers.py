@@ -60,8 +60,8 @@ class Client:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._stub, name)
-        return lambda request, **more: method(
-            request, **({"metadata": self.metadata, "timeout": 20} | more)
+        return lambda request, **options: method(
+            request, **({"metadata": self.metadata, "timeout": 20} | options)
         )
 
 

@@ -15,6 +15,6 @@ def leaves(
         yield path, command
         return
     for name in command.list_commands(click.Context(command)):
-        below = command.get_command(click.Context(command), name)
-        assert below is not None
-        yield from leaves(below, (*path, name))
+        subcommand = command.get_command(click.Context(command), name)
+        assert subcommand is not None
+        yield from leaves(subcommand, (*path, name))

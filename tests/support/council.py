@@ -177,7 +177,7 @@ async def forever() -> str:
     return ""
 
 
-def scripted(work: Answer, *, plan: str = "") -> Answer:
+def answer_with_approaches(work: Answer, *, plan: str = "") -> Answer:
     """Answer the request for approaches, and delegate the others to `work`."""
 
     def answer(body: dict[str, Any], headers: Mapping[str, str]) -> Any:
@@ -269,7 +269,7 @@ def by_seat(**texts: Any) -> Any:
         reply = texts[{ONE: "one", TWO: "two", THREE: "three"}[seat_of(headers)]]
         return reply() if callable(reply) else reply
 
-    return scripted(answer)
+    return answer_with_approaches(answer)
 
 
 def verdicts(events: list[Event]) -> dict[tuple[str, str], str]:

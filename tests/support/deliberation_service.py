@@ -42,7 +42,7 @@ class Lands:
     """
 
     results: list[MergeResult] = field(default_factory=list)
-    requested: list[tuple[str, str]] = field(default_factory=list)
+    deliveries: list[tuple[str, str]] = field(default_factory=list)
     merges: list[bool] = field(default_factory=list)
 
     async def __call__(
@@ -50,7 +50,7 @@ class Lands:
     ) -> MergeResult:
         """Record commit and message."""
         del ref, tenant
-        self.requested.append((sha, message))
+        self.deliveries.append((sha, message))
         self.merges.append(merge)
         return self.results.pop(0) if self.results else MergeResult("left", branch, sha)
 
@@ -61,7 +61,7 @@ class MemoryDeliberations:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[str, _Kept] = {}
+        self._entries: dict[str, _Kept] = {}
         self._changed = asyncio.Condition()
         self._seq = 0
         self.cancelled: dict[str, str] = {}
@@ -89,11 +89,11 @@ class MemoryDeliberations:
             raise InvalidRequest("the task is empty")
         task_id = TaskId(request.task_id) or new_task_id()
         key = key_of(task_id, principal.tenant)
-        if key in self._kept:
-            kept = self._kept[key]
-            if kept.request != request or kept.deliberation.principal != principal.name:
+        if key in self._entries:
+            existing = self._entries[key]
+            if existing.request != request or existing.deliberation.principal != principal.name:
                 raise AlreadyExists(f"{task_id} is taken")
-            return self._kept[key].deliberation
+            return self._entries[key].deliberation
         role = read_role(request.role)
         deliberation = Deliberation(
             task_id=key,
@@ -117,7 +117,7 @@ class MemoryDeliberations:
             role=role,
             agent_count=len(deliberation.seats),
         )
-        self._kept[key] = _Kept(request, deliberation, pending)
+        self._entries[key] = _Kept(request, deliberation, pending)
         await self.record(key, EventType.DELIBERATION_REQUESTED, dump(deliberation))
         self.submitted.set()
         return deliberation
@@ -154,13 +154,13 @@ class MemoryDeliberations:
         """Yield events and end after the decision."""
         entry = self._visible(task_id, principal)
         self.watchers += 1
-        sent: list[Recorded] = []
+        delivered: list[Recorded] = []
         try:
             while True:
                 async with self._changed:
-                    await self._changed.wait_for(lambda: len(entry.events) > len(sent))
-                recorded = entry.events[len(sent)]
-                sent.append(recorded)
+                    await self._changed.wait_for(lambda: len(entry.events) > len(delivered))
+                recorded = entry.events[len(delivered)]
+                delivered.append(recorded)
                 if recorded.seq > after_seq:
                     yield recorded
                 if recorded.event.type == EventType.DELIBERATION_DECIDED:
@@ -187,12 +187,12 @@ class MemoryDeliberations:
     async def pause(self, task_id: str, principal: Principal, *, paused: bool = True) -> bool:
         """Record a pause or its end."""
         entry = self._visible(task_id, principal)
-        before = Pauses.of(recorded.event for recorded in entry.events)
-        if before.is_paused is paused:
+        pauses = Pauses.of(recorded.event for recorded in entry.events)
+        if pauses.is_paused is paused:
             return False
         kind = EventType.DELIBERATION_PAUSED if paused else EventType.DELIBERATION_RESUMED
         await self.record(
-            task_id, kind, {"task_id": task_id, "number": len(before.turns), "by": principal.name}
+            task_id, kind, {"task_id": task_id, "number": len(pauses.turns), "by": principal.name}
         )
         return True
 
@@ -211,7 +211,7 @@ class MemoryDeliberations:
 
     async def record(self, task_id: str, kind: EventType, data: Mapping[str, Any]) -> int:
         """Record an event and return its seq."""
-        entry = self._kept[task_id]
+        entry = self._entries[task_id]
         self._seq += 1
         entry.events.append(
             Recorded(
@@ -227,29 +227,29 @@ class MemoryDeliberations:
 
     async def decide(self, outcome: Outcome) -> None:
         """Record the decision."""
-        self._kept[outcome.task_id].outcome = outcome
+        self._entries[outcome.task_id].outcome = outcome
         await self.record(outcome.task_id, EventType.DELIBERATION_DECIDED, dump(outcome))
 
     def under_way(self) -> list[Deliberation]:
         """Return the undecided deliberations."""
         return [
-            entry.deliberation for entry in self._kept.values() if not entry.outcome.status.ended
+            entry.deliberation for entry in self._entries.values() if not entry.outcome.status.ended
         ]
 
-    def known(self) -> list[str]:
+    def task_ids(self) -> list[str]:
         """Return the ids of all deliberations."""
-        return list(self._kept)
+        return list(self._entries)
 
     def deliberation(self, task_id: str) -> Deliberation:
         """Return the deliberation of a request."""
-        return self._kept[task_id].deliberation
+        return self._entries[task_id].deliberation
 
     def request(self, task_id: str) -> DeliberationRequest:
         """Return the request of a deliberation."""
-        return self._kept[task_id].request
+        return self._entries[task_id].request
 
     def _visible(self, task_id: str, principal: Principal) -> _Kept:
-        entry = self._kept.get(key_of(task_id, principal.tenant))
+        entry = self._entries.get(key_of(task_id, principal.tenant))
         if entry is None or entry.deliberation.tenant != principal.tenant:
             raise NotFound(f"no deliberation {task_id!r}")
         return entry

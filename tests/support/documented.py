@@ -31,13 +31,13 @@ class Block:
 
 def blocks(kind: str = "") -> list[Block]:
     """Return the fenced blocks of all pages, or those of a kind."""
-    found = []
+    all_blocks = []
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for match in re.finditer(r"(?ms)^( *)```(.*?)\n(.*?)^\1```$", text):
             line = text.count("\n", 0, match.start()) + 1
-            found.append(Block(page, line, match[2].strip(), match[3]))
-    return [block for block in found if kind in {"", block.kind}]
+            all_blocks.append(Block(page, line, match[2].strip(), match[3]))
+    return [block for block in all_blocks if kind in {"", block.kind}]
 
 
 def commands(page: Path) -> list[str]:
@@ -46,22 +46,24 @@ def commands(page: Path) -> list[str]:
     shell = "\n".join(re.findall(r"(?ms)^```sh.*?\n(.*?)^```$", text))
     prose = re.sub(r"(?ms)^ *```.*?^ *```$", "", text)
     shell += "\n" + "\n".join(re.findall(r"(?m)^    (\S.*)$", prose))
-    found, line = [], ""
+    found_commands, line = [], ""
     for part in shell.replace("\\\n", " ").splitlines():
         line = f"{line} {part}" if line else part
         try:
-            found += _of_line(line)
+            found_commands += _of_line(line)
         except ValueError:  # a quotation that continues on the next line
             continue
         line = ""
     assert not line, f"{page.name}: a quotation does not end: {line[:200]}"
-    found += [span.replace("\\|", "|") for span in re.findall(r"`(moothall [^`\n]+)`", prose)]
-    return sorted(set(found))
+    found_commands += [
+        span.replace("\\|", "|") for span in re.findall(r"`(moothall [^`\n]+)`", prose)
+    ]
+    return sorted(set(found_commands))
 
 
 def _of_line(line: str) -> list[str]:
     """Return the commands of a line of shell. Raises `ValueError` if a quotation does not end."""
-    found = []
+    simple_commands = []
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     simple: list[str] = []
@@ -74,9 +76,9 @@ def _of_line(line: str) -> list[str]:
         while simple and (simple[0] == "-" or re.match(r"[A-Z_]+=", simple[0])):
             simple.pop(0)  # an item of YAML, or a variable
         if simple and re.fullmatch(r"(.*/)?moothall", simple[0]):
-            found.append(shlex.join(["moothall", *simple[1:]]))
+            simple_commands.append(shlex.join(["moothall", *simple[1:]]))
         simple = []
-    return found
+    return simple_commands
 
 
 def check_command(command: str) -> None:

@@ -28,7 +28,7 @@ def engine() -> Iterator[str]:
         raise Missing("a container engine of the tests' own needs root: run them as root")
     home = Path(tempfile.mkdtemp(prefix="moothall-engine-"))
     try:
-        where = home / "engine.sock"
+        socket_path = home / "engine.sock"
         command = [
             binary,
             "--data-root",
@@ -38,7 +38,7 @@ def engine() -> Iterator[str]:
             "--pidfile",
             str(home / "pid"),
             "--host",
-            f"unix://{where}",
+            f"unix://{socket_path}",
             "--storage-driver",
             "vfs",
             "--exec-opt",
@@ -51,8 +51,8 @@ def engine() -> Iterator[str]:
         ]
         log = home / "out.log"
         with running(command, log) as process:
-            wait_for(lambda: _accepts(where), process, log, _START_SECONDS)
-            yield f"unix://{where}"
+            wait_for(lambda: _accepts(socket_path), process, log, _START_SECONDS)
+            yield f"unix://{socket_path}"
     finally:
         for line in reversed(Path("/proc/mounts").read_text(encoding="utf-8").splitlines()):
             mounted = line.split(" ")[1]
@@ -61,6 +61,6 @@ def engine() -> Iterator[str]:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def _accepts(where: Path) -> bool:
+def _accepts(socket_path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(str(where)) == 0
+        return probe.connect_ex(str(socket_path)) == 0

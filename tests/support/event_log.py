@@ -21,7 +21,7 @@ BASE = "b" * 40
 PATH = "src/utils.py"
 
 
-def delivered(task_id: str = "task-a") -> str:
+def delivered_sha(task_id: str = "task-a") -> str:
     """Return the sha of the commit that a log delivers."""
     return digest("delivered", task_id)[:40]
 
@@ -59,14 +59,14 @@ class EventLog:
 
     def add(self, kind: EventType, about: str, data: Mapping[str, Any]) -> Event:
         """Append an event."""
-        when = (self.start + timedelta(seconds=len(self.events))).isoformat()
+        time = (self.start + timedelta(seconds=len(self.events))).isoformat()
         event = new_event(
             kind,
             about,
             data,
             ordinal=len(self.events),
             tenant=self.tenant,
-            time=when,
+            time=time,
             cause=str(self.start),
         )
         self.events.append(event)
@@ -154,19 +154,19 @@ class EventLog:
         )
         guides = [{"path": "AGENTS.md", "sha256": "a" * 64}]
         self.of_task(EventType.DELIBERATION_STARTED, seats=list(SEATS), guides=guides)
-        self._called("-", "plan", "0.0")
+        self._add_call("-", "plan", "0.0")
         for seat in SEATS:
             self.of_task(
                 EventType.SEAT_STARTED, seat=seat, role="dev", agent_id=seat, approach="plainly"
             )
-            self._called(seat, "propose", "0.0")
-            self._acted(seat)
+            self._add_call(seat, "propose", "0.0")
+            self._add_tool_call(seat)
             proposal = proposal_of(seat, self.task_id)
             self.of_task(
                 EventType.SEAT_PROPOSED, seat=seat, candidate=seat, proposal=dump(proposal)
             )
         for seat in SEATS:
-            self._checked(seat)
+            self._add_check(seat)
         first, second = SEATS
         review = {"score": 0.8, "met": ["greets"], "unmet": [], "comment": "reads well"}
         self.of_task(
@@ -201,7 +201,7 @@ class EventLog:
             results=results,
             final_state="committed",
             branch=f"moothall/{self.task_id}",
-            commit_sha=delivered(self.task_id),
+            commit_sha=delivered_sha(self.task_id),
             usage=dump(Usage(60, 15, 21, 3, 1.5)),
             duration_ms=1234,
         )
@@ -232,14 +232,14 @@ class EventLog:
         )
         return self
 
-    def whole(self) -> EventLog:
+    def completed(self) -> EventLog:
         """Append all of it."""
         return self.received().deliberated().decided().approved()
 
     def _print(self, seat: str) -> str:
         return proposal_of(seat, self.task_id).fingerprint
 
-    def _called(self, seat: str, phase: str, step: str) -> None:
+    def _add_call(self, seat: str, phase: str, step: str) -> None:
         self.of_task(
             EventType.MODEL_CALLED,
             seat=seat,
@@ -254,7 +254,7 @@ class EventLog:
             duration_ms=50,
         )
 
-    def _acted(self, seat: str) -> None:
+    def _add_tool_call(self, seat: str) -> None:
         request = f"{self.task_id}/{seat}/propose/0.0.0"
         about = {
             "request_id": request,
@@ -264,15 +264,15 @@ class EventLog:
             "seat": seat,
         }
         self.add(EventType.TOOL_STARTED, "ws-1", {**about, "arguments_digest": digest("arguments")})
-        done = {
+        outcome = {
             "status": "success",
             "duration_ms": 3,
             "usage": {"cpu_ms": 2, "max_rss_bytes": 4096},
             "audit_id": "host:1",
         }
-        self.add(EventType.TOOL_FINISHED, "ws-1", {**about, **done, "output": {}, "error": ""})
+        self.add(EventType.TOOL_FINISHED, "ws-1", {**about, **outcome, "output": {}, "error": ""})
 
-    def _checked(self, seat: str) -> None:
+    def _add_check(self, seat: str) -> None:
         passed = seat == SEATS[0]
         verdict = Verdict.PASSED if passed else Verdict.FAILED
         about = {"seat": seat, "candidate": seat, "fingerprint": self._print(seat)}
@@ -308,6 +308,6 @@ class EventLog:
             )
 
 
-def recorded(events: Sequence[Event], after: int = 0) -> list[Recorded]:
+def as_recorded(events: Sequence[Event], last_seq: int = 0) -> list[Recorded]:
     """Return the events as recorded on the log."""
-    return [Recorded(after + number, event) for number, event in enumerate(events, 1)]
+    return [Recorded(last_seq + number, event) for number, event in enumerate(events, 1)]

@@ -398,12 +398,12 @@ class Person:
         """Return the comments of an issue or pull request."""
         return [item["body"] for item in self("GET", f"/issues/{number}/comments")]
 
-    def set_status(self, sha: str, state: str, description: str = "", **more: str) -> None:
+    def set_status(self, sha: str, state: str, description: str = "", **fields: str) -> None:
         """Set the status of a commit in the context ci/tests."""
         self(
             "POST",
             f"/statuses/{sha}",
-            **{"state": state, "context": "ci/tests", "description": description, **more},
+            **{"state": state, "context": "ci/tests", "description": description, **fields},
         )
 
     def pulls(self) -> list[Data]:

@@ -21,7 +21,7 @@ from moothall.ranking import rank
 from moothall.testing.bus import MemoryBus
 from support.local import python
 from support.repos import Repo, make_repo
-from support.small_programs import Generated, Program, pool, recovered
+from support.small_programs import Generated, Program, pool, recovered_share
 from support.workspace import TempWorkspaces
 
 
@@ -108,4 +108,4 @@ def recovered_gap(choices: Sequence[Choice]) -> float:
     selected = sum(item.selected for item in choices)
     chance = sum(item.right / item.size for item in choices)
     best = sum(item.right > 0 for item in choices)
-    return recovered(selected, chance, best)
+    return recovered_share(selected, chance, best)

@@ -51,12 +51,12 @@ def git_server(root: Path, required: str = "", api: Api = lambda *_: None) -> It
         def _answer(self) -> None:
             body = self._body()
             if response := api(self.command, self.path, dict(self.headers), body):
-                self._say(*response)
+                self._respond(*response)
                 return
             authorization = self.headers.get("Authorization", "")
             state.authorizations.append(authorization)
             if state.required and authorization != state.required:
-                self._say(401, {"WWW-Authenticate": 'Basic realm="git"'}, b"")
+                self._respond(401, {"WWW-Authenticate": 'Basic realm="git"'}, b"")
                 return
             path, _, query = self.path.partition("?")
             env = {
@@ -78,9 +78,9 @@ def git_server(root: Path, required: str = "", api: Api = lambda *_: None) -> It
             )
             head, _, content = completed.stdout.partition(b"\r\n\r\n")
             headers = dict(line.split(": ", 1) for line in head.decode().split("\r\n"))
-            self._say(int(headers.pop("Status", "200 OK").split()[0]), headers, content)
+            self._respond(int(headers.pop("Status", "200 OK").split()[0]), headers, content)
 
-        def _say(self, status: int, headers: Mapping[str, str], content: bytes) -> None:
+        def _respond(self, status: int, headers: Mapping[str, str], content: bytes) -> None:
             self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(content))}.items():
                 self.send_header(name, value)

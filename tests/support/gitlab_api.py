@@ -194,7 +194,7 @@ def _new_pull(body: Data) -> Data:
     }
 
 
-def _created(number: int) -> str:
+def _created_at(number: int) -> str:
     """Return when a comment or review was written: they are minutes apart."""
     return (_START + timedelta(minutes=2 * number)).isoformat()
 
@@ -204,7 +204,7 @@ def _note(item: Data, index: int = 0) -> Data:
         "id": 10 * item["id"] + index,
         "body": item["body"],
         "author": {"username": item["user"]["login"]},
-        "created_at": _created(item["id"]),
+        "created_at": _created_at(item["id"]),
         "system": False,
     }
 
@@ -214,7 +214,7 @@ def _system() -> Data:
         "id": 1,
         "body": "added 1 commit",
         "author": {"username": "moothall-bot"},
-        "created_at": _created(0),
+        "created_at": _created_at(0),
         "system": True,
     }
 

@@ -52,14 +52,14 @@ def program(name: str) -> Path:
 
 def module(path: str, version: str) -> Path:
     """Return the folder of a module's files. Raises `Missing`."""
-    with tempfile.TemporaryDirectory() as nowhere:
+    with tempfile.TemporaryDirectory() as empty_folder:
         output = _go(
             path,
             "mod",
             "download",
             "-json",
             f"{path}@v{version}",
-            into=nowhere,
+            into=empty_folder,
             seconds=_FETCH_SECONDS,
         )
     return Path(json.loads(output)["Dir"])

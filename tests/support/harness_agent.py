@@ -102,25 +102,25 @@ def _ask_model(messages: list[dict[str, str]]) -> str:
 
 
 def _probe(args: dict[str, Any]) -> str:
-    found = [f"{name}={value}" for name, value in sorted(os.environ.items())]
+    findings = [f"{name}={value}" for name, value in sorted(os.environ.items())]
     for file in Path("/proc").glob("[0-9]*/environ"):
         try:
             data = file.read_bytes()
-            found.append(data.replace(b"\0", b"\n").decode("utf-8", "replace"))
+            findings.append(data.replace(b"\0", b"\n").decode("utf-8", "replace"))
         except OSError:
             continue
     for host, port in args["addresses"]:
         try:
             socket.create_connection((host, port), timeout=2).close()
-            found.append(f"REACHED {host}:{port}")
+            findings.append(f"REACHED {host}:{port}")
         except OSError as error:
-            found.append(f"not reached: {host}:{port}: {error}")
+            findings.append(f"not reached: {host}:{port}: {error}")
     for path in args["paths"]:
         try:
-            found.append(f"READ {path}: {Path(path).read_text(encoding='utf-8')}")
+            findings.append(f"READ {path}: {Path(path).read_text(encoding='utf-8')}")
         except OSError as error:
-            found.append(f"not read: {path}: {error}")
-    return "\n".join(found)
+            findings.append(f"not read: {path}: {error}")
+    return "\n".join(findings)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ class Project:
     program: str
     base: Mapping[str, str]
     source: str
-    right: str
-    wrong: str
+    right_source: str
+    wrong_source: str
     test: str
     tests: str
     refactored: str
@@ -62,8 +62,8 @@ PROJECTS = {
             ".gitignore": "__pycache__/\n*.egg-info/\n",
         },
         source="shop.py",
-        right=_PY.replace("return price\n\n", "return price - price * percent // 100\n\n"),
-        wrong=_PY.replace("return price\n\n", "return price - percent\n\n"),
+        right_source=_PY.replace("return price\n\n", "return price - price * percent // 100\n\n"),
+        wrong_source=_PY.replace("return price\n\n", "return price - percent\n\n"),
         test="tests/test_shop.py",
         tests=_PY_OLD
         + "\n\ndef test_percent_of_the_price():\n    assert discount(200, 10) == 180\n",
@@ -79,8 +79,8 @@ PROJECTS = {
             "shop_test.go": _GO_OLD,
         },
         source="shop.go",
-        right=_GO.replace("{ return price }", "{ return price - price*percent/100 }"),
-        wrong=_GO.replace("{ return price }", "{ return price - percent }"),
+        right_source=_GO.replace("{ return price }", "{ return price - price*percent/100 }"),
+        wrong_source=_GO.replace("{ return price }", "{ return price - percent }"),
         test="shop_test.go",
         tests=_GO_OLD
         + (
@@ -96,10 +96,10 @@ PROJECTS = {
 
 def make_history(project: Project, path: Path) -> Repo:
     repo = make_repo(path, project.base)
-    repo.commit({project.source: project.right, project.test: project.tests}, _FIX)
+    repo.commit({project.source: project.right_source, project.test: project.tests}, _FIX)
     repo.commit(
         {
-            project.source: project.right.replace(
+            project.source: project.right_source.replace(
                 project.refactored, project.refactored.replace("price", "item")
             )
         },

@@ -38,8 +38,8 @@ async def fail(name: str, ready: Callable[[], None]) -> None:
 class OddError(Exception):
     """An error that cannot be unpickled, because its arguments are not those of `__init__`."""
 
-    def __init__(self, one: str, two: str) -> None:
-        super().__init__(one + two)
+    def __init__(self, subject: str, predicate: str) -> None:
+        super().__init__(subject + predicate)
 
 
 async def fail_oddly(_name: str, _ready: Callable[[], None]) -> None:

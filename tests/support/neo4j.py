@@ -117,7 +117,7 @@ def some_server(home: Path) -> Iterator[Address]:
     """Yield the server that the environment names, or our own, or a container. Raises `Missing`."""
     named = environment().get("MOOTHALL_TEST_NEO4J_URL", "")
     if named:
-        yield _parsed(named)
+        yield _parse_address(named)
     elif (shutil.which("java") and shutil.which("mvn")) or not docker_runs():
         with server(home) as address:
             yield address
@@ -187,10 +187,10 @@ def container() -> Iterator[Address]:
         subprocess.run(["docker", "rm", "--force", name], capture_output=True, check=False)
 
 
-def _parsed(url: str) -> Address:
+def _parse_address(url: str) -> Address:
     parts = urlsplit(url)
-    where = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-    return Address(where, unquote(parts.username or "neo4j"), unquote(parts.password or ""))
+    public_url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    return Address(public_url, unquote(parts.username or "neo4j"), unquote(parts.password or ""))
 
 
 def docker_runs() -> bool:

@@ -1,5 +1,5 @@
-"""Nodes for tests: each serves its sandboxes in this process, from a data directory of its own, and
-all that reaches it was pickled.
+"""Nodes for tests: each serves its sandboxes in this process, from its own data directory, and its
+arguments are pickled.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ class NearbyNodes:
         served: the nodes by name.
         calls: how often each method was called.
         packed: how often each folder was packed.
-        lost: nodes whose calls fail.
+        lost_nodes: nodes whose calls fail.
         frozen: nodes whose calls are never answered.
     """
 
     served: dict[str, NodeSandboxes] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)
     packed: Counter[str] = field(default_factory=Counter)
-    lost: set[str] = field(default_factory=set)
+    lost_nodes: set[str] = field(default_factory=set)
     frozen: set[str] = field(default_factory=set)
     nodes: Nodes = field(init=False)
 
     async def list_nodes(self) -> Mapping[str, Any]:
         """Return the nodes by name."""
-        return {name: name for name in self.served if name not in self.lost}
+        return {name: name for name in self.served if name not in self.lost_nodes}
 
     async def call(self, node: Any, method: str, *arguments: Any) -> Any:
         """Call a method; everything is pickled on its way."""
         self.calls[method] += 1
-        if node in self.lost:
+        if node in self.lost_nodes:
             raise WorkspaceFailed("it is gone")
         if node in self.frozen:
             await asyncio.Event().wait()
-        answer = _sent(await getattr(self.served[node], method)(*_sent(arguments)))
+        answer = _pickled(await getattr(self.served[node], method)(*_pickled(arguments)))
         if node in self.frozen:
             await asyncio.Event().wait()
         return answer
@@ -68,7 +68,7 @@ class NearbyNodes:
         yield [data[at : at + _PART] for at in range(0, len(data), _PART)]
 
 
-def _sent(value: Any) -> Any:
+def _pickled(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value))  # noqa: S301 - our own
 
 
@@ -85,8 +85,8 @@ async def nearby_nodes(
     carrier = NearbyNodes()
     async with AsyncExitStack() as stack:
         for number in range(count):
-            own = settings.model_copy(update={"data_dir": folder / f"node-{number}"})
-            carrier.served[f"node-{number}"] = NodeSandboxes(own, fetch, pace)
+            node_settings = settings.model_copy(update={"data_dir": folder / f"node-{number}"})
+            carrier.served[f"node-{number}"] = NodeSandboxes(node_settings, fetch, pace)
         serving = [asyncio.create_task(node.serve()) for node in carrier.served.values()]
 
         async def end() -> None:

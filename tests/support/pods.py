@@ -81,11 +81,11 @@ class NearbyPods(Cluster):
     async def create(self, manifest: dict[str, Any]) -> None:
         """Start the processes of the Job."""
         name, pod = manifest["metadata"]["name"], manifest["spec"]["template"]["spec"]
-        self.images[name] = {one["image"] for one in pod["containers"][1:]}
+        self.images[name] = {container["image"] for container in pod["containers"][1:]}
         self.labelled[name] = dict(manifest["metadata"]["labels"])
         self._failures[name] = asyncio.get_running_loop().create_future()
         if self.refusal:
-            self.say(name, self.refusal)
+            self.set_status(name, self.refusal)
             return
         folder = self._folder / name
         if not (code := self._folder / "code").is_dir():
@@ -93,11 +93,13 @@ class NearbyPods(Cluster):
             bundle(code)
         folders = Folders(*(folder / part for part in ("tree", "env", "config", "links", "shown")))
         link, *sandboxes = pod["containers"]
-        order = json.loads(next(one["value"] for one in link["env"] if one["name"] == LINK))
-        shown = [
-            folders.shown / one["name"].removeprefix("shown-")
-            for one in pod["volumes"]
-            if one["name"].startswith("shown-")
+        order = json.loads(
+            next(variable["value"] for variable in link["env"] if variable["name"] == LINK)
+        )
+        visible = [
+            folders.shown / volume["name"].removeprefix("shown-")
+            for volume in pod["volumes"]
+            if volume["name"].startswith("shown-")
         ]
         for part in (
             folder,
@@ -106,23 +108,27 @@ class NearbyPods(Cluster):
             folders.config,
             folders.links,
             folders.shown,
-            *shown,
+            *visible,
         ):
             part.mkdir(mode=0o755)
             os.chown(part, *_owner())
-        for one in sandboxes:
-            (folders.links / one["name"]).mkdir()
+        for container in sandboxes:
+            (folders.links / container["name"]).mkdir()
         serving = _OwnedLink(
-            folders, {int(stream): one for stream, one in order["names"].items()}, order["proxied"]
+            folders,
+            {int(stream): sandbox for stream, sandbox in order["names"].items()},
+            order["proxied"],
         )
         task = asyncio.create_task(serving.run(self._carrier, name), name=f"link {name}")
         self._running[name] = task, []
-        for one in sandboxes:
-            while not (link_socket := folders.links / one["name"] / "link.sock").exists():
+        for container in sandboxes:
+            while not (link_socket := folders.links / container["name"] / "link.sock").exists():
                 await asyncio.sleep(0.01)
             link_socket.chmod(0o777)
             self._running[name][1].append(
-                await spawn(self._container(f"{name}-{one['name']}", one, folders, code))
+                await spawn(
+                    self._container(f"{name}-{container['name']}", container, folders, code)
+                )
             )
 
     async def label(self, name: str, labels: Mapping[str, str]) -> None:
@@ -130,33 +136,38 @@ class NearbyPods(Cluster):
         self.labelled[name].update(labels)
 
     def _container(
-        self, name: str, one: dict[str, Any], folders: Folders, code: Path
+        self, name: str, container: dict[str, Any], folders: Folders, code: Path
     ) -> SandboxSpec:
-        shown = ((folders.links / one["name"], "/link"), (folders.tree, "/workspace"))
+        writable_binds = (
+            (folders.links / container["name"], "/link"),
+            (folders.tree, "/workspace"),
+        )
         writable = (
-            next(mount for mount in one["volumeMounts"] if mount["name"] == "env").get("readOnly")
+            next(mount for mount in container["volumeMounts"] if mount["name"] == "env").get(
+                "readOnly"
+            )
             is False
         )
         env, config = (folders.env, "/env"), (folders.config, "/opt/config")
-        more = tuple(
+        visible_binds = tuple(
             (folders.shown / mount["name"].removeprefix("shown-"), mount["mountPath"])
-            for mount in one["volumeMounts"]
+            for mount in container["volumeMounts"]
             if mount["name"].startswith("shown-")
         )
         toolchains = tuple((path, str(path)) for path in self._settings.sandbox.toolchains)
         return SandboxSpec(
             name=name,
-            argv=(*one["command"], *one["args"]),
+            argv=(*container["command"], *container["args"]),
             limits=self._settings.sandbox,
             ro=(
                 *interpreter_binds(),
                 (code, INSIDE),
                 config,
                 *toolchains,
-                *more,
+                *visible_binds,
                 *(() if writable else (env,)),
             ),
-            rw=(*shown, *((env,) if writable else ())),
+            rw=(*writable_binds, *((env,) if writable else ())),
         )
 
     async def remove(self, name: str) -> None:
@@ -170,10 +181,10 @@ class NearbyPods(Cluster):
         if (future := self._failures.pop(name, None)) is not None and not future.done():
             future.cancel()
 
-    def say(self, name: str, wrong: str) -> None:
+    def set_status(self, name: str, status: str) -> None:
         """Set the status of a pod."""
         with suppress(KeyError):
-            self._failures[name].set_result(wrong)
+            self._failures[name].set_result(status)
 
     @property
     def pods(self) -> tuple[str, ...]:
@@ -188,11 +199,13 @@ def nearby(folder: Path, settings: Settings) -> tuple[CreateExecutor, NearbyPods
     cluster = NearbyPods(folder, settings, carrier)
     pods = Pods(cluster, carrier, lambda _: {})
 
-    def make(place: ExecutorSetup, within: Path, beside: ExecutorClient | None) -> ExecutorClient:
+    def make(
+        place: ExecutorSetup, folder: Path, prepared_beside: ExecutorClient | None
+    ) -> ExecutorClient:
         return (
-            CodeExecutor(place, within, settings, beside)
-            if isinstance(beside, JobExecutor)
-            else JobExecutor(place, within, settings, pods)
+            CodeExecutor(place, folder, settings, prepared_beside)
+            if isinstance(prepared_beside, JobExecutor)
+            else JobExecutor(place, folder, settings, pods)
         )
 
     return make, cluster

@@ -36,10 +36,10 @@ class Pool:
     new_file: Mapping[str, str]
     test_edits: tuple[Edit, ...]
 
-    def files(self, variant: Variant, *more: Edit) -> dict[str, str]:
+    def files(self, variant: Variant, *further: Edit) -> dict[str, str]:
         """Return the files that a candidate changes."""
         changed: dict[str, str] = {}
-        for edit in (*variant.edits, *more):
+        for edit in (*variant.edits, *further):
             changed[edit.file] = edit.apply(changed.get(edit.file, self.base[edit.file]))
         return changed
 
@@ -92,8 +92,8 @@ def dealt_candidates(pool: Pool) -> list[Variant]:
     one.
     """
     right = next(item for item in pool.candidates if item.right)
-    wrong, other = (item for item in pool.candidates if not item.right)
-    return [wrong, right, other]
+    wrong_variant, other_wrong = (item for item in pool.candidates if not item.right)
+    return [wrong_variant, right, other_wrong]
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:

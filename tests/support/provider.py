@@ -36,9 +36,9 @@ Forge = Callable[[dict[str, Any], dict[str, Any], Any], str]
 
 
 @cache
-def keys(whose: str) -> Mapping[str, Any]:
+def keys(owner: str) -> Mapping[str, Any]:
     """Return a person's keys, created once."""
-    del whose
+    del owner
     return {
         "one": rsa.generate_private_key(public_exponent=65537, key_size=2048),
         "two": ec.generate_private_key(ec.SECP256R1()),
@@ -50,7 +50,7 @@ def honest(claims: dict[str, Any], header: dict[str, Any], key: Any) -> str:
     return jwt.encode(claims, key, algorithm=header["alg"], headers=header)
 
 
-def changed(**claims: Any) -> Forge:
+def with_claims(**claims: Any) -> Forge:
     """Sign with these claims changed; None removes a claim."""
     return lambda token_claims, header, key: honest(
         {name: value for name, value in (token_claims | claims).items() if value is not None},
@@ -82,20 +82,22 @@ def by_somebody(token_claims: dict[str, Any], header: dict[str, Any], _key: Any)
 
 def by_a_key_of_its_own(token_claims: dict[str, Any], header: dict[str, Any], _key: Any) -> str:
     """Sign with a key that the token itself contains."""
-    own = keys("somebody")["one"]
-    brought = jwt.algorithms.RSAAlgorithm.to_jwk(own.public_key(), as_dict=True)
+    own_key = keys("somebody")["one"]
+    brought = jwt.algorithms.RSAAlgorithm.to_jwk(own_key.public_key(), as_dict=True)
     return honest(
-        token_claims, header | {"kid": "own", "jwk": brought, "jku": "http://127.0.0.1:1/keys"}, own
+        token_claims,
+        header | {"kid": "own", "jwk": brought, "jku": "http://127.0.0.1:1/keys"},
+        own_key,
     )
 
 
-def changed_after(token_claims: dict[str, Any], header: dict[str, Any], key: Any) -> str:
+def with_foreign_payload(token_claims: dict[str, Any], header: dict[str, Any], key: Any) -> str:
     """Combine the header and signature of a token with the claims of another."""
-    first, other = (
+    first, other_parts = (
         honest(token_claims, header, key).split("."),
         honest(token_claims | {"groups": ["operations"]}, header, key).split("."),
     )
-    return ".".join((first[0], other[1], first[2]))
+    return ".".join((first[0], other_parts[1], first[2]))
 
 
 @dataclass(slots=True)
@@ -184,21 +186,21 @@ class Provider:
 
     async def show_keys(self, _request: Request) -> Response:
         self.keys_fetched += 1
-        shown = []
+        published = []
         for kid in self.published:
             public = self.keys[kid].public_key()
             algorithm = RSAAlgorithm if isinstance(public, rsa.RSAPublicKey) else ECAlgorithm
-            shown.append(algorithm.to_jwk(public, as_dict=True) | {"kid": kid, "use": "sig"})
-        return JSONResponse({"keys": shown}, self.keys_status)
+            published.append(algorithm.to_jwk(public, as_dict=True) | {"kid": kid, "use": "sig"})
+        return JSONResponse({"keys": published}, self.keys_status)
 
-    def access_token(self, **more: Any) -> str:
+    def access_token(self, **overrides: Any) -> str:
         """Sign an access token with these claims; None removes one. `typ` goes into the header."""
         now = int(time.time())
         claims = {"iss": self.issuer, "aud": AUDIENCE, "iat": now, "exp": now + 300, **self.claims}
-        typ = more.pop("typ", "at+jwt")
+        typ = overrides.pop("typ", "at+jwt")
         key = self.keys[self.kid]
         algorithm = "RS256" if isinstance(key, rsa.RSAPrivateKey) else "ES256"
-        signed = {name: value for name, value in (claims | more).items() if value is not None}
+        signed = {name: value for name, value in (claims | overrides).items() if value is not None}
         return self.forge(signed, {"alg": algorithm, "kid": self.kid, "typ": typ}, key)
 
     async def leave(self, _request: Request) -> Response:
@@ -206,9 +208,9 @@ class Provider:
 
 
 @asynccontextmanager
-async def provider(**more: Any) -> AsyncIterator[Provider]:
+async def provider(**options: Any) -> AsyncIterator[Provider]:
     """Serve a provider until the context ends."""
-    served = Provider(**more)
+    served = Provider(**options)
     routes = [
         Route("/.well-known/openid-configuration", served.describe),
         Route("/authorize", served.authorize),

@@ -83,10 +83,10 @@ async def serving_http(
         yield Web(session, served.port)
 
 
-async def opened(web: Web, **more: Any) -> dict[str, Any]:
+async def open_workspace(web: Web, **overrides: Any) -> dict[str, Any]:
     """Open a workspace on the repository `sample` and return the response."""
     answer = await web(
-        "POST", "/v1/workspaces", {"repository": {"id": "sample"}, "role": "DEV", **more}
+        "POST", "/v1/workspaces", {"repository": {"id": "sample"}, "role": "DEV", **overrides}
     )
     if answer.status != HTTPStatus.CREATED:
         raise AssertionError(answer.json)

@@ -102,7 +102,7 @@ class Recipe:
     inline: str = ""
 
     @property
-    def wrong(self) -> tuple[Variant, ...]:
+    def wrong_variants(self) -> tuple[Variant, ...]:
         """The wrong candidates."""
         return tuple(item for item in self.variants if not item.right)
 
@@ -144,21 +144,21 @@ class Sources:
         """Return the diff of upstream's fix, with the tests of the mode."""
         with self._clean():
             for path in self.recipe.source:
-                after, before = (
+                text_after, text_before = (
                     self._show(self.recipe.commit, path),
                     (self.folder / path).read_text(encoding="utf-8"),
                 )
-                if self.recipe.inline and mode == NO_TEST and self.recipe.inline in before:
-                    after = after.partition(self.recipe.inline)[0] + "".join(
-                        before.partition(self.recipe.inline)[1:]
+                if self.recipe.inline and mode == NO_TEST and self.recipe.inline in text_before:
+                    text_after = text_after.partition(self.recipe.inline)[0] + "".join(
+                        text_before.partition(self.recipe.inline)[1:]
                     )
-                (self.folder / path).write_text(after, encoding="utf-8")
+                (self.folder / path).write_text(text_after, encoding="utf-8")
             for path in () if mode == NO_TEST else self._tests():
                 text, at = self._show(self.recipe.commit, path), self.folder / path
                 if mode == NEW_FILE and at.is_file():
                     text, at = (
                         _new_tests(path, at.read_text(encoding="utf-8"), text),
-                        self.folder / _beside(path),
+                        self.folder / _new_file_beside(path),
                     )
                 at.parent.mkdir(parents=True, exist_ok=True)
                 at.write_text(text, encoding="utf-8")
@@ -194,7 +194,7 @@ class Sources:
 
 
 @contextmanager
-def checked_out(recipe: Recipe, clone: Path) -> Iterator[Sources]:
+def check_out_parent(recipe: Recipe, clone: Path) -> Iterator[Sources]:
     """Check out the parent of a recipe's commit, beside the clone."""
     with tempfile.TemporaryDirectory(prefix="corpus-") as folder:
         subprocess.run(
@@ -207,7 +207,7 @@ def checked_out(recipe: Recipe, clone: Path) -> Iterator[Sources]:
         yield Sources(recipe, Path(folder))
 
 
-def _beside(path: str) -> str:
+def _new_file_beside(path: str) -> str:
     """Return the name of a new test file beside another one that the same runner runs."""
     at = PurePosixPath(path)
     stem, dot, rest = at.name.partition(".")
@@ -349,7 +349,7 @@ class Pools:
         be prepared.
         """
         repositories = self._services.repositories
-        with checked_out(recipe, clone) as sources:
+        with check_out_parent(recipe, clone) as sources:
             entry = await repositories.register(str(clone))
             ref = RepositoryRef(id=entry.id, ref=sources.parent())
             prepared = await repositories.prepare(await repositories.resolve(ref), self._announce)
@@ -363,7 +363,7 @@ class Pools:
         `RepositoryError` if the base cannot be prepared.
         """
         repositories = self._services.repositories
-        with checked_out(recipe, clone) as sources:
+        with check_out_parent(recipe, clone) as sources:
             entry = await repositories.register(str(clone))
             ref = RepositoryRef(id=entry.id, ref=sources.parent())
             prepared = await repositories.prepare(await repositories.resolve(ref), self._announce)
@@ -437,8 +437,10 @@ def pool_of(recipe: Recipe, sources: Sources, mode: str) -> dict[str, str]:
     seconds = [item for item in recipe.variants if item.right]
     if (mode == NEW_FILE and recipe.inline) or (mode == SECOND and not seconds):
         return {}
-    others = [*seconds[:1], *recipe.wrong] if mode == SECOND else list(recipe.wrong)
-    diffs = {item.name: sources.variant(item) for item in others[: _SEATS - 1]}
+    wrong_variants = (
+        [*seconds[:1], *recipe.wrong_variants] if mode == SECOND else list(recipe.wrong_variants)
+    )
+    diffs = {item.name: sources.variant(item) for item in wrong_variants[: _SEATS - 1]}
     first, *rest = diffs
     return {
         first: diffs[first],
@@ -481,18 +483,20 @@ def table(outcomes: Sequence[Outcome]) -> str:
         "|---|---:|---:|---:|---|---:|---:|",
     ]
     for mode in MODES:
-        some = [item for item in outcomes if item.mode == mode]
-        if not some:
+        mode_outcomes = [item for item in outcomes if item.mode == mode]
+        if not mode_outcomes:
             continue
         levels = {
-            level: sum(item.levels[item.first] == level for item in some)
+            level: sum(item.levels[item.first] == level for item in mode_outcomes)
             for level in map(str, EvidenceLevel)
         }
         counts = ", ".join(f"{level} {count}" for level, count in levels.items() if count)
         rows.append(
-            f"| {mode} | {len(some)} | {sum(item.selected_right for item in some)} | "
-            f"{sum(item.undecided for item in some)} | {counts} | "
-            f"{sum(item.random for item in some):.1f} | {sum(item.fewest for item in some):.1f} |"
+            f"| {mode} | {len(mode_outcomes)} | "
+            f"{sum(item.selected_right for item in mode_outcomes)} | "
+            f"{sum(item.undecided for item in mode_outcomes)} | {counts} | "
+            f"{sum(item.random for item in mode_outcomes):.1f} | "
+            f"{sum(item.fewest for item in mode_outcomes):.1f} |"
         )
     marked = [
         name in item.right

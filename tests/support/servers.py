@@ -189,7 +189,7 @@ def redis() -> Iterator[str]:
 
 
 @asynccontextmanager
-async def relayed(
+async def relay_port(
     to: tuple[str, int], host: str = "127.0.0.1", port: int = 0
 ) -> AsyncIterator[int]:
     """Relay a server of this machine at another address until the block ends; yield the port
@@ -205,7 +205,7 @@ async def relayed(
 
     calls: set[asyncio.Task[Any]] = set()
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if task := asyncio.current_task():
             calls.add(task)
         with closing(writer):
@@ -213,7 +213,7 @@ async def relayed(
             with closing(out):
                 await asyncio.gather(pump(reader, out), pump(back, writer))
 
-    server = await asyncio.start_server(connected, host, port)
+    server = await asyncio.start_server(handle_connection, host, port)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:

@@ -56,15 +56,15 @@ class FakeWorkspaces:
 @dataclass(slots=True)
 class OneRepository:
     """The part of `ports.Repositories` that tool sessions use, with one repository, `sample`.
-    `asked` holds the requested references.
+    `requested_refs` holds the requested references.
     """
 
-    requested: list[RepositoryRef] = field(default_factory=list)
+    requested_refs: list[RepositoryRef] = field(default_factory=list)
 
     async def resolve(self, ref: RepositoryRef, *, tenant: str = "local") -> Base:
         """Return the one commit."""
         del tenant
-        self.requested.append(ref)
+        self.requested_refs.append(ref)
         if ref.id != "sample":
             raise NotFound(f"no repository {ref.id or ref.url!r}")
         return Base("sample", SHA, Profile())

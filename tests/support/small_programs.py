@@ -43,10 +43,10 @@ class Program:
     @property
     def task(self) -> str:
         """The task's text, with the first failing visible case as an example."""
-        now = results(self, self.wrong_text)
+        current_results = results(self, self.wrong_text)
         failing = [
             (case, actual)
-            for case, actual in list(zip(self.cases, now, strict=True))[::2]
+            for case, actual in list(zip(self.cases, current_results, strict=True))[::2]
             if case[1] != actual
         ]
         (arguments, expected), actual = failing[0]
@@ -89,14 +89,14 @@ def _call(function: Any, arguments: Sequence[Any]) -> Any:
             raise TimeoutError
         return count
 
-    before = sys.gettrace()
+    trace_before = sys.gettrace()
     sys.settrace(count)
     try:
         return function(*arguments)
     except Exception as error:  # noqa: BLE001 - whatever a wrong program raises
         return type(error).__name__
     finally:
-        sys.settrace(before)
+        sys.settrace(trace_before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,24 +122,26 @@ def pool(
             and text != ast.unparse(ast.parse(program.wrong_text))
         ):
             outcomes[text] = actual
-    wrong = sorted(outcomes)
-    plausible = [text for text in wrong if outcomes[text][::2] == expected[::2]]
-    rng.shuffle(wrong)
+    wrong_texts = sorted(outcomes)
+    plausible = [text for text in wrong_texts if outcomes[text][::2] == expected[::2]]
+    rng.shuffle(wrong_texts)
     rng.shuffle(plausible)
     chosen: list[Generated] = []
     used: set[str] = set()
     while len(chosen) < size:
         if rng.random() < probability:
-            chosen.append(Generated(_renamed(program.text, len(chosen)), right=True))
+            chosen.append(Generated(_rename_locals(program.text, len(chosen)), right=True))
             continue
-        some = plausible if plausible and rng.random() < 0.5 else wrong
-        text = next((text for text in [*some, *wrong] if text not in used), wrong[0])
+        candidates = plausible if plausible and rng.random() < 0.5 else wrong_texts
+        text = next(
+            (text for text in [*candidates, *wrong_texts] if text not in used), wrong_texts[0]
+        )
         used.add(text)
         chosen.append(Generated(text, right=False))
     return tuple(chosen)
 
 
-def _renamed(text: str, number: int) -> str:
+def _rename_locals(text: str, number: int) -> str:
     """Return the same function with other names of its local variables."""
     tree = ast.parse(text)
     stored = {
@@ -209,7 +211,7 @@ def count_bits(number):
     return count
 """,
         ("number > 0", "number > 1"),
-        *((one,) for one in (0, 5, 1, 8, 2, 255, 3, 1023, 7, 16)),
+        *((value,) for value in (0, 5, 1, 8, 2, 255, 3, 1023, 7, 16)),
     ),
     _program(
         "digit_root",
@@ -225,7 +227,7 @@ def digit_root(number):
     return number
 """,
         ("number > 9", "number > 10"),
-        *((one,) for one in (10, 7, 0, 38, 100, 99, 199, 12345, 9, 19)),
+        *((value,) for value in (10, 7, 0, 38, 100, 99, 199, 12345, 9, 19)),
     ),
     _program(
         "largest_gap",
@@ -269,8 +271,21 @@ def is_balanced(text):
 """,
         ("return len(open_ones) == 0", "return True"),
         *(
-            (one,)
-            for one in ("(", "()", "[(", "([])", "([)]", ")", "", "]", "(()", "a(b)c", "((", "())")
+            (value,)
+            for value in (
+                "(",
+                "()",
+                "[(",
+                "([])",
+                "([)]",
+                ")",
+                "",
+                "]",
+                "(()",
+                "a(b)c",
+                "((",
+                "())",
+            )
         ),
     ),
     _program(
@@ -310,7 +325,10 @@ def run_lengths(text):
     return runs
 """,
         ("place + 1 == len(text) or ", "place + 1 < len(text) and "),
-        *((one,) for one in ("aab", "a", "", "abc", "aaa", "aabb", "abba", "zzzz", "ab", "xxyxx")),
+        *(
+            (value,)
+            for value in ("aab", "a", "", "abc", "aaa", "aabb", "abba", "zzzz", "ab", "xxyxx")
+        ),
     ),
     _program(
         "binary_search",
@@ -353,7 +371,7 @@ def leap_year(year):
     return year % 4 == 0
 """,
         ("if year % 400 == 0:\n        return True\n    ", ""),
-        *((one,) for one in (2000, 1900, 2400, 2100, 2024, 2023, 1600, 2004, 4, 1, 2200, 2012)),
+        *((value,) for value in (2000, 1900, 2400, 2100, 2024, 2023, 1600, 2004, 4, 1, 2200, 2012)),
     ),
     _program(
         "moving_sums",
@@ -391,7 +409,7 @@ def roman(number):
     return text
 """,
         ("number >= value", "number > value"),
-        *((one,) for one in (1, 4, 5, 9, 10, 3, 14, 19, 38, 7)),
+        *((value,) for value in (1, 4, 5, 9, 10, 3, 14, 19, 38, 7)),
     ),
     _program(
         "common_prefix",
@@ -494,7 +512,7 @@ def pascal_row(number):
     return row
 """,
         ("range(number - 1)", "range(number)"),
-        *((one,) for one in (1, 2, 3, 4, 5, 6, 7, 8)),
+        *((value,) for value in (1, 2, 3, 4, 5, 6, 7, 8)),
     ),
     _program(
         "clamp_sum",
@@ -585,7 +603,7 @@ def steps_to_one(number):
     return steps
 """,
         ("steps = 0", "steps = 1"),
-        *((one,) for one in (1, 2, 3, 4, 6, 7, 12, 19)),
+        *((value,) for value in (1, 2, 3, 4, 6, 7, 12, 19)),
     ),
     _program(
         "median",
@@ -660,7 +678,7 @@ def change(amount):
     return coins
 """,
         ("amount = amount % coin", "amount = amount - coin"),
-        *((one,) for one in (30, 0, 99, 25, 41, 5, 68, 1, 100, 14)),
+        *((value,) for value in (30, 0, 99, 25, 41, 5, 68, 1, 100, 14)),
     ),
     _program(
         "longest_word",
@@ -675,8 +693,8 @@ def longest_word(text):
 """,
         ("len(word) > len(longest)", "len(word) >= len(longest)"),
         *(
-            (one,)
-            for one in (
+            (value,)
+            for value in (
                 "aa bb",
                 "a bb ccc",
                 "one two",
@@ -693,6 +711,6 @@ def longest_word(text):
 )
 
 
-def recovered(selected: float, chance: float, best: float) -> float:
+def recovered_share(selected: float, chance: float, best: float) -> float:
     """Return the share of the gap between chance and the best possible choice that was covered."""
     return (selected - chance) / (best - chance)

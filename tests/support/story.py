@@ -66,11 +66,11 @@ class Story:
 
     def add(self, kind: EventType, data: Mapping[str, Any], *, at: float | None = None) -> Story:
         """Append an event a second after the last one, or `at` seconds after the start."""
-        when = START + timedelta(seconds=len(self.events) if at is None else at)
+        time = START + timedelta(seconds=len(self.events) if at is None else at)
         ordinal = f"{len(self.events)}"
         full = {"task_id": self.task_id, "unknown": "field", **data}
         self.events.append(
-            new_event(kind, self.task_id, full, ordinal=ordinal, time=when.isoformat())
+            new_event(kind, self.task_id, full, ordinal=ordinal, time=time.isoformat())
         )
         return self
 
@@ -301,7 +301,7 @@ class FaultyBus(MemoryBus):
                 in_hand,
             )
         finally:
-            self._takers = [other for other in self._takers if other is not in_hand]
+            self._takers = [taker for taker in self._takers if taker is not in_hand]
             self._news.set()
 
     def _is_given(self, seq: int, in_hand: set[int]) -> bool:
@@ -318,12 +318,12 @@ class FaultyBus(MemoryBus):
                 ready = [seq for seq in self.pending if self._is_given(seq, in_hand)]
                 for seq in self.shuffled(ready)[: concurrency - len(in_hand)]:
                     self.pending[seq] += 1
-                    seen = glance is not None and glance(self._delivered(seq))
-                    if isinstance(seen, asyncio.Future):
+                    handled = glance is not None and glance(self._delivered(seq))
+                    if isinstance(handled, asyncio.Future):
                         in_hand.add(seq)
-                        group.create_task(self._hold(seq, seen, in_hand))
+                        group.create_task(self._hold(seq, handled, in_hand))
                         continue
-                    if seen:
+                    if handled:
                         self.pending.pop(seq)
                         continue
                     in_hand.add(seq)

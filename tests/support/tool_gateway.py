@@ -174,13 +174,13 @@ class App:
 
 
 @asynccontextmanager
-async def open_app(data_dir: Path, **given: Any) -> AsyncIterator[App]:
+async def open_app(data_dir: Path, **options: Any) -> AsyncIterator[App]:
     """Open a gateway with these limits and rules, by their names."""
-    limits = _pop(given, {field.name for field in fields(GatewayLimits)})
+    limits = _pop(options, {field.name for field in fields(GatewayLimits)})
     async with AuditLog(data_dir, "host-1") as audit:
-        yield App(data_dir, audit, GatewayLimits(**limits), **given)
+        yield App(data_dir, audit, GatewayLimits(**limits), **options)
 
 
-def _pop(given: dict[str, Any], names: set[str]) -> dict[str, Any]:
+def _pop(options: dict[str, Any], names: set[str]) -> dict[str, Any]:
     """Remove the values with these names, and return them."""
-    return {name: given.pop(name) for name in names & set(given)}
+    return {name: options.pop(name) for name in names & set(options)}

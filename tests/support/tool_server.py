@@ -51,19 +51,17 @@ class ToolServer:
         execution_id: str,
         code: str,
         token: str = TOKEN,
-        **more: Any,
+        **fields: Any,
     ) -> runner_pb2.ExecuteResponse:
-        """Run code in an open workspace. `more` are fields of the request; `inputs` is a
-        mapping.
-        """
+        """Run code in an open workspace. `fields` belong to the request; `inputs` is a mapping."""
         request = runner_pb2.ExecuteRequest(
             task_id=opened.workspace_id,
             execution_id=execution_id,
             code=code,
             capability_token=opened.capability_token,
-            **{name: value for name, value in more.items() if name != "inputs"},
+            **{name: value for name, value in fields.items() if name != "inputs"},
         )
-        request.inputs.update(more.get("inputs", {}))
+        request.inputs.update(fields.get("inputs", {}))
         answered: runner_pb2.ExecuteResponse = await self.runner.Execute(
             request, metadata=[("authorization", f"Bearer {token}")], timeout=120
         )
@@ -75,10 +73,10 @@ class ToolServer:
             request, metadata=[("authorization", f"Bearer {token}")], timeout=120
         )
 
-    async def open(self, **more: Any) -> pb.OpenWorkspaceResponse:
+    async def open(self, **fields: Any) -> pb.OpenWorkspaceResponse:
         """Open a workspace for the role dev."""
         request = pb.OpenWorkspaceRequest(
-            repository=common_pb2.Repository(url=str(self.repo)), role="DEV", **more
+            repository=common_pb2.Repository(url=str(self.repo)), role="DEV", **fields
         )
         opened: pb.OpenWorkspaceResponse = await self.rpc("OpenWorkspace", request)
         return opened
@@ -171,14 +169,14 @@ class ToolServer:
         """Return the current content of a file that a tool session has changed, seen from the host;
         empty if it does not exist.
         """
-        standing: Any = self.session_manager._sessions[workspace].seat.workspace
-        host_path: Path = standing._opened.result()._executor.upper / path
+        persistent: Any = self.session_manager._sessions[workspace].seat.workspace
+        host_path: Path = persistent._opened.result()._executor.upper / path
         return host_path.read_text(encoding="utf-8") if host_path.exists() else ""
 
     def pid(self, workspace: str) -> int:
         """Return the process id of the sandbox of a tool session's executor."""
-        standing: Any = self.session_manager._sessions[workspace].seat.workspace
-        pid: int = standing._opened.result().pid
+        open_workspace: Any = self.session_manager._sessions[workspace].seat.workspace
+        pid: int = open_workspace._opened.result().pid
         return pid
 
 

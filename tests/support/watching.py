@@ -42,7 +42,7 @@ class WatchedModel:
         return reply
 
 
-async def tokenized(
+async def tokenize(
     session: aiohttp.ClientSession, url: str, messages: Sequence[Message]
 ) -> list[int]:
     """Return a prompt's tokens as the vLLM server at `url` counts them."""
@@ -73,16 +73,16 @@ def perfect_prefill(prompts: Sequence[Sequence[int]], block: int) -> int:
     """Return the number of computed tokens if no whole block is computed twice after the same
     prefix.
     """
-    seen: set[tuple[int, ...]] = set()
+    blocks: set[tuple[int, ...]] = set()
     for prompt in prompts:
-        seen.update(tuple(prompt[:end]) for end in range(block, len(prompt) + 1, block))
-    return block * len(seen) + sum(len(prompt) % block for prompt in prompts)
+        blocks.update(tuple(prompt[:end]) for end in range(block, len(prompt) + 1, block))
+    return block * len(blocks) + sum(len(prompt) % block for prompt in prompts)
 
 
 def in_common(prompts: Sequence[Sequence[int]]) -> int:
     """Return the number of tokens in the common prefix of all prompts."""
-    together = zip(*prompts, strict=False)
+    columns = zip(*prompts, strict=False)
     return next(
-        (place for place, tokens in enumerate(together) if len(set(tokens)) > 1),
+        (place for place, tokens in enumerate(columns) if len(set(tokens)) > 1),
         min(map(len, prompts)),
     )

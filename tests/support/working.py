@@ -28,7 +28,7 @@ DRAFT = StoryDraft(
 A, B, C, D = ("abcd"[n] * 40 for n in range(4))
 
 
-def won(task_id: str, commit: str = "") -> Outcome:
+def proven_outcome(task_id: str, commit: str = "") -> Outcome:
     """Return the end of a deliberation with a proven winner, delivered as `commit`."""
     result = Result(1, "agent-dev-001", "dev", 1.0, ("proven",), True, True)
     branch = f"moothall/{task_id}" if commit else ""
@@ -43,7 +43,7 @@ def won(task_id: str, commit: str = "") -> Outcome:
     )
 
 
-def disagreed(task_id: str) -> Outcome:
+def conflict_outcome(task_id: str) -> Outcome:
     """Return the end of a merge of conflicting commits."""
     seat = SeatOutcome(
         "agent-dev-001",
@@ -77,8 +77,8 @@ class App:
     locks: dict[str, asyncio.Lock] = field(default_factory=dict)
 
     @asynccontextmanager
-    async def alone(self, name: str) -> AsyncIterator[None]:
-        """Keep other executors from a story that one works on."""
+    async def hold_story(self, name: str) -> AsyncIterator[None]:
+        """Lock a story, so that one executor at a time works on it."""
         async with self.locks.setdefault(name, asyncio.Lock()):
             yield
 
@@ -95,7 +95,7 @@ class App:
                     planner,
                     self.lands,
                     architects=self.architects,
-                    lock_step=self.alone,
+                    lock_step=self.hold_story,
                 ).run()
             )
             try:
@@ -113,32 +113,32 @@ class App:
         """Return the current story."""
         return await self.board.card(self.story_id, LOCAL)
 
-    async def stands(self, state: str, *facts: str) -> None:
+    async def wait_until(self, state: str, *facts: str) -> None:
         """Wait until the story is in a state with these facts."""
 
-        async def there() -> bool:
-            stand = (await self.card()).position
-            return stand.state == state and stand.facts >= set(facts)
+        async def has_state() -> bool:
+            position = (await self.card()).position
+            return position.state == state and position.facts >= set(facts)
 
-        await self.until(there)
+        await self.until(has_state)
 
-    async def requested(self, number: int) -> DeliberationRequest:
+    async def wait_for_request(self, number: int) -> DeliberationRequest:
         """Return the `number`-th request, from 1."""
 
-        async def there() -> bool:
-            return len(self.deliberations.known()) >= number
+        async def is_requested() -> bool:
+            return len(self.deliberations.task_ids()) >= number
 
-        await self.until(there)
-        return self.deliberations.request(self.deliberations.known()[number - 1])
+        await self.until(is_requested)
+        return self.deliberations.request(self.deliberations.task_ids()[number - 1])
 
     async def to_test(self) -> str:
         """Move the story from backlog to test, and return the id of its task."""
         await self.move("refine", "submit")
-        await self.stands("design", "planned")
+        await self.wait_until("design", "planned")
         await self.move("accept_design")
-        task = await self.requested(1)
-        await self.deliberations.decide(won(task.task_id, A))
-        await self.stands("test")
+        task = await self.wait_for_request(1)
+        await self.deliberations.decide(proven_outcome(task.task_id, A))
+        await self.wait_until("test")
         return task.task_id
 
     async def move(self, *events: str, comment: str = "") -> None:

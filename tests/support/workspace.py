@@ -126,7 +126,7 @@ class TempWorkspaces:
     def _make(self, folder: Path, prepared: Prepared, patch: str, extra: str, judged: bool) -> None:  # noqa: FBT001 - in a thread
         repo = self._clone(folder, prepared, patch)
         if judged:
-            for path in tests_of(changed(repo, prepared), prepared):
+            for path in tests_of(staged_changes(repo, prepared), prepared):
                 if path not in prepared.files:
                     (repo.path / path).unlink()
         if judged:
@@ -138,9 +138,9 @@ class TempWorkspaces:
             if protected:
                 repo.git("checkout", "--quiet", prepared.base.sha, "--", *protected)
         if extra:
-            other = self._clone(folder.with_name(f"{folder.name}-extra"), prepared, extra)
-            for path in tests_of(changed(other, prepared), prepared):
-                repo.write({path: (other.path / path).read_bytes()})
+            changed_repo = self._clone(folder.with_name(f"{folder.name}-extra"), prepared, extra)
+            for path in tests_of(staged_changes(changed_repo, prepared), prepared):
+                repo.write({path: (changed_repo.path / path).read_bytes()})
 
     def _clone(self, folder: Path, prepared: Prepared, patch: str) -> Repo:
         self.repo.git(
@@ -165,7 +165,7 @@ class _Changed:
     mode: str
 
 
-def changed(repo: Repo, prepared: Prepared) -> list[_Changed]:
+def staged_changes(repo: Repo, prepared: Prepared) -> list[_Changed]:
     """Stage everything and return the differences from the base."""
     repo.git("add", "--all")
     lines = repo.git("diff", "--cached", "--raw", "--no-renames", prepared.base.sha).splitlines()
@@ -208,23 +208,23 @@ class TempWorkspace:
             raise WorkspaceFailed(f"the executor of {self.id} is gone")
         if call.tool == "tests.pytest":
             run = await self.check("tests", call.arguments["paths"])
-            return self._done(call, {"verdict": str(run.verdict), "output": run.output})
+            return self._succeeded(call, {"verdict": str(run.verdict), "output": run.output})
         return await asyncio.to_thread(self._call, call)
 
     def _call(self, call: ToolCall) -> ToolResult:
         if call.tool == "git.commit":
             self.messages.append(str(call.arguments["message"]))
-            return self._done(call, {"commit": "", "branch": "work", "files": []})
+            return self._succeeded(call, {"commit": "", "branch": "work", "files": []})
         if call.tool in {"git.status", "git.diff"}:
             self.repo.git("add", "--all", "--intent-to-add")
-            return self._done(call, {"text": self.repo.git(call.tool.removeprefix("git."))})
+            return self._succeeded(call, {"text": self.repo.git(call.tool.removeprefix("git."))})
         if call.tool not in files.TOOLS:
             return ToolResult(
                 call.request_id, call.tool, ToolStatus.ERROR, error=f"{call.tool} is not here"
             )
         root = os.open(self.repo.path, os.O_PATH | os.O_DIRECTORY)
         try:
-            return self._done(call, files.TOOLS[call.tool](root, call.arguments, _LIMITS))
+            return self._succeeded(call, files.TOOLS[call.tool](root, call.arguments, _LIMITS))
         except ToolFailure as failed:
             return ToolResult(
                 call.request_id,
@@ -237,7 +237,7 @@ class TempWorkspace:
             os.close(root)
 
     @staticmethod
-    def _done(call: ToolCall, output: Mapping[str, Any]) -> ToolResult:
+    def _succeeded(call: ToolCall, output: Mapping[str, Any]) -> ToolResult:
         return ToolResult(call.request_id, call.tool, ToolStatus.SUCCESS, output)
 
     async def check(
@@ -262,7 +262,7 @@ class TempWorkspace:
         tree = await asyncio.to_thread(self.repo.git, "write-tree")
         key = (tree, name, (*paths, *cases))
         if self.owner.forgetful or key not in self.owner.runs:
-            self.owner.runs[key] = await self._known(
+            self.owner.runs[key] = await self._run_cached(
                 tree,
                 name,
                 checks.command(argv, paths, cases=cases) if name == "tests" else argv,
@@ -270,7 +270,7 @@ class TempWorkspace:
             )
         return self.owner.runs[key]
 
-    async def _known(
+    async def _run_cached(
         self, tree: str, name: str, argv: Sequence[str], deadline: datetime | None
     ) -> CheckRun:
         cached = _KNOWN.get((tree, tuple(argv)))
@@ -326,7 +326,7 @@ class TempWorkspace:
         """
         del ask
         argv = (sys.executable, "-B", "-c", _BLOCK, block.code, json.dumps(dict(block.inputs)))
-        ran = await asyncio.to_thread(
+        process = await asyncio.to_thread(
             subprocess.run,
             argv,
             cwd=self.repo.path,
@@ -335,9 +335,9 @@ class TempWorkspace:
             check=False,
             timeout=30,
         )
-        if ran.returncode:
-            return BlockRun(ToolStatus.ERROR, error=ran.stderr[-500:])
-        printed, _, value = f"\n{ran.stdout.rstrip()}".rpartition("\n")
+        if process.returncode:
+            return BlockRun(ToolStatus.ERROR, error=process.stderr[-500:])
+        printed, _, value = f"\n{process.stdout.rstrip()}".rpartition("\n")
         return BlockRun(ToolStatus.SUCCESS, value=json.loads(value), printed=printed[1:])
 
     async def converse(
@@ -360,7 +360,7 @@ class TempWorkspace:
 
     def _patch(self, message: str) -> Patch:
         sha = self.prepared.base.sha
-        paths = changed(self.repo, self.prepared)
+        paths = staged_changes(self.repo, self.prepared)
         if any(item.mode == "120000" for item in paths):
             raise PatchRefused("a symlink may not leave")
         command = ["git", "diff", "--cached", "--binary", sha]

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from corpus.attempt import MARK, OUTSIDE, PID, PORT, SITE, Attempt, filled
+from corpus.attempt import MARK, OUTSIDE, PID, PORT, SITE, Attempt, fill_in
 from hostile_site import site
 from moothall.authorization.audit import AuditLog
 from moothall.authorization.checks import CallContext, Meter
@@ -89,7 +89,7 @@ class Canaries:
     file: Path
     listener: socket.socket
     neighbour: subprocess.Popen[bytes]
-    kept: Mapping[str, str] = field(default_factory=dict)
+    remembered: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def port(self) -> int:
@@ -107,14 +107,14 @@ class Canaries:
 
 
 def snapshot(*folders: Path) -> dict[str, str]:
-    """Return what lies beneath the folders: path → kind, owner, mode and content."""
-    seen = {}
+    """Return the entries below the folders: path → kind, owner, mode and content."""
+    states = {}
     for folder in folders:
         for path in (folder, *sorted(folder.rglob("*"))):
             status = path.lstat()
             content = path.read_bytes().hex() if path.is_file() and not path.is_symlink() else ""
-            seen[str(path)] = f"{status.st_mode:o} {status.st_uid} {content}"
-    return seen
+            states[str(path)] = f"{status.st_mode:o} {status.st_uid} {content}"
+    return states
 
 
 @contextmanager
@@ -154,20 +154,20 @@ class CanaryWorkspace:
     canaries: Canaries
     facts: Facts
     site: str
-    standing: PersistentWorkspace
+    persistent: PersistentWorkspace
     _numbers: Any = field(default_factory=count)
 
     def seat(self) -> CallContext:
         """Return the context of a seat with all permissions and an unused budget."""
         deadline = in_seconds(600)
-        name = self.standing.id
+        name = self.persistent.id
         seat = CallContext(
             LOCAL,
             TaskKey("task-1"),
             "agent-dev-001",
             "dev",
             _ALL,
-            self.standing,
+            self.persistent,
             name,
             deadline,
             meter=Meter(),
@@ -180,17 +180,17 @@ class CanaryWorkspace:
             self.seat(), ToolCall(f"r-{next(self._numbers)}", tool, arguments, in_seconds(30))
         )
 
-    async def inside(self) -> Any:
-        """The workspace that is open now."""
-        await self.standing.wait_until_open()
-        return self.standing._opened.result()
+    async def open_workspace(self) -> Any:
+        """Return the current open workspace."""
+        await self.persistent.wait_until_open()
+        return self.persistent._opened.result()
 
     async def make_attempt(self, attempt: Attempt) -> ToolResult:
         """Make an attempt, and assert that it had no effect."""
         try:
             result = await self._make_attempt(attempt)
         except AssertionError:
-            await self.standing.rewind("")  # its leftovers must not fail the following attempts
+            await self.persistent.rewind("")  # its leftovers must not fail the following attempts
             raise
         await self.clean()
         return result
@@ -205,21 +205,21 @@ class CanaryWorkspace:
         placeholders |= {MARK: mark, SITE: self.site}
         for path, content in attempt.plants.items():
             planted = await self.call(
-                "files.write", {"path": path, "content": filled(content, placeholders)}
+                "files.write", {"path": path, "content": fill_in(content, placeholders)}
             )
             assert planted.status is ToolStatus.SUCCESS, planted.error
         if attempt.first:
             completed = await self.call(
-                "code.shell", {"command": filled(attempt.first, placeholders)}
+                "code.shell", {"command": fill_in(attempt.first, placeholders)}
             )
             assert (completed.status, completed.output["exit_code"]) == (ToolStatus.SUCCESS, 0), (
                 completed
             )
-        before, published = await self.inside(), len(self.facts.events)
-        result = await self.call(attempt.tool, filled(attempt.arguments, placeholders))
+        pid_before, published = await self.open_workspace(), len(self.facts.events)
+        result = await self.call(attempt.tool, fill_in(attempt.arguments, placeholders))
         text = f"{json.dumps(dict(result.output), ensure_ascii=False, default=str)}\n{result.error}"
         assert result.status in attempt.statuses, f"{result.status}: {text[:3000]}"
-        assert re.search(attempt.shows, text, re.DOTALL), text[:3000]
+        assert re.search(attempt.expected_output, text, re.DOTALL), text[:3000]
         assert SECRET not in text
         assert SECRET not in json.dumps(
             [event.data for event in self.facts.events[published:]], default=str
@@ -230,7 +230,7 @@ class CanaryWorkspace:
             ToolStatus.SUCCESS,
             "# Sample\n",
         ), follow
-        assert await self.inside() is before, "the executor was lost"
+        assert await self.open_workspace() is pid_before, "the executor was lost"
         return result
 
     def unharmed(self, mark: str) -> None:
@@ -239,7 +239,7 @@ class CanaryWorkspace:
             "a process in the sandbox reached a port of this machine"
         )
         assert self.canaries.neighbour.poll() is None, "a process outside was ended"
-        assert snapshot(*self._kept) == self.canaries.kept
+        assert snapshot(*self._protected_paths) == self.canaries.remembered
         differences = [
             place
             for place in (*_HOST_PLACES, str(Path.home()))
@@ -248,7 +248,7 @@ class CanaryWorkspace:
         assert differences == []
 
     @property
-    def _kept(self) -> tuple[Path, ...]:
+    def _protected_paths(self) -> tuple[Path, ...]:
         clone = self.app.clone.path
         return (
             self.canaries.folder,
@@ -271,23 +271,23 @@ class CanaryWorkspace:
         """Take the snapshot that later states are compared with."""
         for folder in ("hooks", "info"):
             (self.app.clone.path / folder).mkdir(exist_ok=True)
-        self.canaries.kept = snapshot(*self._kept)
+        self.canaries.remembered = snapshot(*self._protected_paths)
 
     async def clean(self) -> None:
         """Restore the workspace by its own means, or open a new one."""
-        everything = (
+        removal = (
             "chmod -R u+rwX . ; rm -rf /workspace/* /workspace/.[!.]* /tmp/* /tmp/.[!.]* "
             "/dev/shm/*; ls -A /workspace"
         )
-        swept = await self.call("code.shell", {"command": everything})
-        inside = await self.inside()
-        inside._git = GitState(inside.base.sha)
+        swept = await self.call("code.shell", {"command": removal})
+        workspace = await self.open_workspace()
+        workspace._git = GitState(workspace.base.sha)
         try:
             assert swept.output["output"] == "", swept
-            await inside.restore([])
+            await workspace.restore([])
         except (PatchRefused, WorkspaceFailed, AssertionError) as error:
             log.warning("the workspace is opened anew", reason=str(error))
-            await self.standing.rewind("")
+            await self.persistent.rewind("")
 
 
 @asynccontextmanager
@@ -311,13 +311,15 @@ async def open_canary_workspace(folder: Path, **limits: Any) -> AsyncIterator[Ca
                 limits=GatewayLimits(breaker_failures=1000),
             )
             prepared = await app.prepared({"tests": PYTEST})
-            standing = PersistentWorkspace("ws-1", app.workspaces, prepared, rules_catalogue)
+            persistent = PersistentWorkspace("ws-1", app.workspaces, prepared, rules_catalogue)
             closing = asyncio.Event()
             async with asyncio.TaskGroup() as group:
-                group.create_task(standing.hold_open(closing))
+                group.create_task(persistent.hold_open(closing))
                 try:
-                    built = CanaryWorkspace(app, tool_gateway, prepared, out, facts, name, standing)
-                    await standing.wait_until_open()
+                    built = CanaryWorkspace(
+                        app, tool_gateway, prepared, out, facts, name, persistent
+                    )
+                    await persistent.wait_until_open()
                     built.remember()
                     yield built
                 finally:
@@ -333,13 +335,13 @@ async def guarded_workspace(
     One task enters and leaves it, as task groups require.
     """
     opened: asyncio.Future[CanaryWorkspace] = asyncio.get_running_loop().create_future()
-    done = asyncio.Event()
+    finished = asyncio.Event()
 
     async def hold() -> None:
         try:
             async with open_canary_workspace(tmp_path_factory.mktemp("castle")) as built:
                 opened.set_result(built)
-                await done.wait()
+                await finished.wait()
         except BaseException as error:
             if not opened.done():
                 opened.set_exception(error)
@@ -348,5 +350,5 @@ async def guarded_workspace(
 
     holder = asyncio.ensure_future(hold())
     yield await opened
-    done.set()
+    finished.set()
     await holder

@@ -16,13 +16,13 @@ class Site:
     """A web server.
 
     Attributes:
-        seen: the number of requests by method and path.
+        request_counts: the number of requests by method and path.
         pause: the duration of each answer.
         broken: paths that get no answer.
     """
 
     port: int = 0
-    seen: Counter[str] = field(default_factory=Counter)
+    request_counts: Counter[str] = field(default_factory=Counter)
     pause: float = 0.0
     broken: bool = False
 
@@ -38,12 +38,13 @@ async def counting_site() -> AsyncIterator[Site]:
     site = Site()
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        site.seen[f"{request.method} {request.path}"] += 1
+        site.request_counts[f"{request.method} {request.path}"] += 1
         await asyncio.sleep(site.pause)
         if site.broken and request.transport is not None:
             request.transport.close()
         return web.Response(
-            text=f"<title>t</title><p>request {site.seen.total()}</p>", content_type="text/html"
+            text=f"<title>t</title><p>request {site.request_counts.total()}</p>",
+            content_type="text/html",
         )
 
     app = web.Application()

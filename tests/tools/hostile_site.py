@@ -15,7 +15,7 @@ _BOMB = 200_000_000
 
 
 @cache
-def _packed(kind: str) -> bytes:
+def _pack_page(kind: str) -> bytes:
     zeros = bytes(_BOMB)
     if kind == "gzip":
         return gzip.compress(zeros)
@@ -34,7 +34,7 @@ async def _answer(request: web.Request) -> web.StreamResponse:
         case "bomb":
             coding = "deflate" if rest == "deflate" else "gzip"
             return web.Response(
-                body=_packed(rest),
+                body=_pack_page(rest),
                 headers={"Content-Encoding": coding, "Content-Type": "text/html"},
             )
         case "deep":

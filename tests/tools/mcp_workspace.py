@@ -40,18 +40,20 @@ def put_servers(folder: Path) -> Path:
     return folder
 
 
-def settings_with(folder: Path, tools: Path, servers: Mapping[str, Any], **more: Any) -> Settings:
-    sandbox = more.pop("sandbox", {"toolchains": (VENV, tools)})
-    named = {"servers": servers, **more.pop("mcp", {})}
-    return load_settings(data_dir=folder / "data", sandbox=sandbox, mcp=named, **more)
+def settings_with(
+    folder: Path, tools: Path, servers: Mapping[str, Any], **overrides: Any
+) -> Settings:
+    sandbox = overrides.pop("sandbox", {"toolchains": (VENV, tools)})
+    named = {"servers": servers, **overrides.pop("mcp", {})}
+    return load_settings(data_dir=folder / "data", sandbox=sandbox, mcp=named, **overrides)
 
 
-def honest(folder: Path, **more: Any) -> dict[str, Any]:
-    return {"command": ["python", f"{folder}/mcp_server.py"], **more}
+def honest(folder: Path, **fields: Any) -> dict[str, Any]:
+    return {"command": ["python", f"{folder}/mcp_server.py"], **fields}
 
 
-def hostile(folder: Path, *arguments: str, **more: Any) -> dict[str, Any]:
-    return {"command": ["python", "-S", f"{folder}/mcp_hostile.py", *arguments], **more}
+def hostile(folder: Path, *arguments: str, **fields: Any) -> dict[str, Any]:
+    return {"command": ["python", "-S", f"{folder}/mcp_hostile.py", *arguments], **fields}
 
 
 @dataclass

@@ -14,9 +14,9 @@ import grpc.aio
 import psutil
 import pytest
 import pytest_asyncio
-from served import ALICE, EVE, Served, make_command, served
+from served import ALICE, EVE, Served, make_command, run_server
 
-from command import by_task, git, scripted
+from command import answer_turns_with, by_task, git
 from moothall.cli.demo import make_sample_repository
 from moothall.pb.kernel.v1 import kernel_pb2 as kernel
 from moothall.pb.kernel.v1.kernel_pb2_grpc import AgentKernelStub
@@ -39,7 +39,7 @@ decision := {"allow": false, "reason": "ask first", "park": true} if input.tool 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def model() -> AsyncIterator[ScriptedModel]:
-    async with scripted_model(scripted(by_task)) as server:
+    async with scripted_model(answer_turns_with(by_task)) as server:
         yield server
 
 
@@ -65,7 +65,7 @@ async def app(
         "MOOTHALL_WORKSPACE__ALLOWED_ROOTS": f'["{folder}"]',
         "MOOTHALL_LLM__RETRIES": "1",
     }
-    async with served(command) as server:
+    async with run_server(command) as server:
         yield server
 
 
@@ -100,10 +100,10 @@ def repo_of(app: Served) -> Path:
 async def test_a_workspace_is_opened_used_and_closed_and_a_parked_request_runs_once(
     app: Served, web: Web
 ) -> None:
-    where = {"repository": {"url": str(repo_of(app))}, "role": "DEV"}
-    assert (await web("POST", "/v1/workspaces", where, token=""))[0] == 401
-    assert (await web("POST", "/v1/workspaces", where, token="x" * 20))[0] == 401
-    status, workspace = await web("POST", "/v1/workspaces", where)
+    body = {"repository": {"url": str(repo_of(app))}, "role": "DEV"}
+    assert (await web("POST", "/v1/workspaces", body, token=""))[0] == 401
+    assert (await web("POST", "/v1/workspaces", body, token="x" * 20))[0] == 401
+    status, workspace = await web("POST", "/v1/workspaces", body)
     assert status == 201, workspace
 
     async def call(
@@ -189,7 +189,7 @@ async def test_a_kernel_task_runs_from_its_prompt_to_its_end(app: Served) -> Non
     first = stub.StreamTaskEvents(
         kernel.StreamTaskEventsRequest(task_id=task.task_id), **as_(ALICE)
     )
-    seen = [await first.read() for _ in range(3)]
+    first_events = [await first.read() for _ in range(3)]
     first.cancel()  # the client disconnects and returns
 
     def execution(
@@ -210,10 +210,12 @@ async def test_a_kernel_task_runs_from_its_prompt_to_its_end(app: Served) -> Non
         tools=["files.read"],
         capability_token=task.capability_token,
     )
-    ran = await runner.Execute(order, **as_(ALICE))  # opens the task's workspace
-    assert (ran.status, ran.tool_call_count, ran.result.number_value > 0) == ("success", 1, True), (
-        ran
-    )
+    executed = await runner.Execute(order, **as_(ALICE))  # opens the task's workspace
+    assert (executed.status, executed.tool_call_count, executed.result.number_value > 0) == (
+        "success",
+        1,
+        True,
+    ), executed
     result = await execution("e-1", "files.append", path="src/utils.py", content="# mine\n")
     assert result.status == "success", result
     assert (
@@ -227,9 +229,9 @@ async def test_a_kernel_task_runs_from_its_prompt_to_its_end(app: Served) -> Non
     with pytest.raises(grpc.aio.AioRpcError, match="token"):
         await execution("e-3", "files.read", token="x.y.z", path="src/utils.py")
 
-    rest = await events(stub, task.task_id, seen[-1].seq)
+    rest = await events(stub, task.task_id, first_events[-1].seq)
     all_events = await events(stub, task.task_id)
-    assert all_events == [*seen, *rest]
+    assert all_events == [*first_events, *rest]
     for place, event in enumerate(all_events):
         assert await events(stub, task.task_id, event.seq) == all_events[place + 1 :]
     decided = dict(all_events[-1].payload)
@@ -282,18 +284,18 @@ async def events(stub: Any, task_id: str, after_seq: int = 0) -> list[kernel.Tas
 
 
 async def test_health_reports_a_killed_host_and_a_stopped_model_server(tmp_path: Path) -> None:
-    async with scripted_model(scripted(by_task)) as model:
+    async with scripted_model(answer_turns_with(by_task)) as model:
         command = make_command(tmp_path, model.base_url, hosts="ray")
         port = model.base_url.rpartition(":")[2].partition("/")[0]
     command.extra |= {"MOOTHALL_WEB__PORT": "0"}
-    async with served(command) as app, aiohttp.ClientSession(f"http://{app.web}") as session:
+    async with run_server(command) as app, aiohttp.ClientSession(f"http://{app.web}") as session:
         web = Web(session)
 
         async def health(token: str = ALICE) -> tuple[int, str, dict[str, Any]]:
             status, document = await web("GET", "/health", token=token)
             return status, document["status"], {part["name"]: part for part in document["parts"]}
 
-        async with scripted_model(scripted(by_task), port=int(port)):
+        async with scripted_model(answer_turns_with(by_task), port=int(port)):
             status, overall, parts = await health()
             assert (status, overall) == (200, "healthy"), parts
             assert set(parts) == {"bus", "model", "fleet", "sandbox", "graph"}

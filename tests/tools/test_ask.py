@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from served import ALICE, make_command, served
+from served import ALICE, make_command, run_server
 
-from command import Command, by_task, git, scripted, turn
+from command import Command, answer_turns_with, by_task, git, turn
 from moothall.cli.demo import make_sample_repository
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
 
@@ -40,7 +40,7 @@ def by_question(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def model() -> AsyncIterator[ScriptedModel]:
-    async with scripted_model(scripted(by_question)) as server:
+    async with scripted_model(answer_turns_with(by_question)) as server:
         yield server
 
 
@@ -50,7 +50,7 @@ async def command(
 ) -> AsyncIterator[Command]:
     command = make_command(tmp_path_factory.mktemp("ask"), model.base_url)
     command.extra["MOOTHALL_WORKSPACE__ALLOWED_ROOTS"] = f'["{tmp_path_factory.getbasetemp()}"]'
-    async with served(command):
+    async with run_server(command):
         yield command
 
 
@@ -161,8 +161,8 @@ async def test_ctrl_c_cancels_the_task(command: Command, model: ScriptedModel, r
     async with asyncio.timeout(20):
         while model.in_flight:
             await asyncio.sleep(0.05)
-    again = await command(*args)
-    assert (again.code, again.document["status"]) == (1, "CANCELLED"), again.err
+    repeated = await command(*args)
+    assert (repeated.code, repeated.document["status"]) == (1, "CANCELLED"), repeated.err
 
 
 async def test_a_question_outside_a_repository_is_about_text(

@@ -172,19 +172,19 @@ async def browse(
     path: str,
     *actions: dict[str, str],
     folder: Path = Path("/nonexistent"),
-    **more: Any,
+    **options: Any,
 ) -> ToolResult:
     """Run the tool as the gateway does."""
-    allow = more.pop("allow", (f"127.0.0.1:{site.port}",))
-    where = more.pop("where", {})
+    allow = options.pop("allow", (f"127.0.0.1:{site.port}",))
+    fields = options.pop("where", {})
     limits: dict[str, Any] = {"call_seconds": 100.0, "action_seconds": 40.0}
     limits |= {
-        name: more.pop(name) for name in ("action_seconds", "transfer_bytes") if name in more
+        name: options.pop(name) for name in ("action_seconds", "transfer_bytes") if name in options
     }
-    settings = BrowserSettings(**more)
+    settings = BrowserSettings(**options)
     url = path if "://" in path else site.url + path
     arguments = BrowserRun.model_validate(
-        {"url": url, "actions": list(actions), **where}
+        {"url": url, "actions": list(actions), **fields}
     ).model_dump()
     call = ToolCall("request-1", "browser.run", arguments, in_seconds(120))
     tools = BrowserTools(settings, HttpSettings(allow=allow), SandboxSettings(), **limits)
@@ -239,11 +239,11 @@ async def test_remote_dialogs_and_websockets(site: Site) -> None:
 
 
 async def test_a_hostile_page_reaches_nothing_that_tools_may_not_reach(site: Site) -> None:
-    async with serving() as other, serving("::1") as six:
+    async with serving() as other_site, serving("::1") as six:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
-            udp.bind(("127.0.0.1", other.port))
+            udp.bind(("127.0.0.1", other_site.port))
             udp.setblocking(False)
-            site.page = HOSTILE.format(other=other.port, rebound="localhost.localdomain")
+            site.page = HOSTILE.format(other=other_site.port, rebound="localhost.localdomain")
             result = await browse(
                 site,
                 "/hostile",
@@ -264,7 +264,7 @@ async def test_a_hostile_page_reaches_nothing_that_tools_may_not_reach(site: Sit
             assert "root:" not in str(result_of_file)
         saved = await browse(site, "/hostile", {"do": "click", "selector": "#save"})
         assert saved.status is ToolStatus.SUCCESS
-        assert (other.requested_paths, six.requested_paths) == ([], [])
+        assert (other_site.requested_paths, six.requested_paths) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -288,11 +288,11 @@ async def test_a_hostile_page_reaches_nothing_that_tools_may_not_reach(site: Sit
     ],
 )
 async def test_forbidden_addresses_are_not_opened(site: Site, url: str, status: ToolStatus) -> None:
-    async with serving() as other:
-        where = url.format(other=other.port, site=site.url)
-        result = await browse(site, "/form", {"do": "open", "url": where}, {"do": "text"})
+    async with serving() as other_site:
+        target = url.format(other=other_site.port, site=site.url)
+        result = await browse(site, "/form", {"do": "open", "url": target}, {"do": "text"})
         assert (result.status, "action 1 (open" in result.error) == (status, True), result
-        assert other.requested_paths == []
+        assert other_site.requested_paths == []
 
 
 async def test_browser_limits_are_enforced(site: Site, tmp_path: Path) -> None:
@@ -309,10 +309,11 @@ async def test_browser_limits_are_enforced(site: Site, tmp_path: Path) -> None:
         ToolStatus.ERROR,
         True,
     ), missing
-    wrong = await browse(site, "/form", {"do": "click", "selector": "##"})
-    assert (wrong.status, "is not a CSS selector" in wrong.error) == (ToolStatus.INVALID, True), (
-        wrong
-    )
+    invalid_selector = await browse(site, "/form", {"do": "click", "selector": "##"})
+    assert (invalid_selector.status, "is not a CSS selector" in invalid_selector.error) == (
+        ToolStatus.INVALID,
+        True,
+    ), invalid_selector
     big = await browse(site, "/big", {"do": "text"}, transfer_bytes=100_000)
     assert (big.status, "more than 100000 bytes" in big.error) == (ToolStatus.ERROR, True), big
     cut = await browse(site, "/big", {"do": "text"})
@@ -320,8 +321,8 @@ async def test_browser_limits_are_enforced(site: Site, tmp_path: Path) -> None:
         20_000,
         True,
     ), cut.error
-    many = await browse(site, "/form", *[{"do": "text"}] * 21)
-    assert (many.status, "at most 20" in many.error) == (ToolStatus.INVALID, True)
+    too_many = await browse(site, "/form", *[{"do": "text"}] * 21)
+    assert (too_many.status, "at most 20" in too_many.error) == (ToolStatus.INVALID, True)
 
 
 async def test_a_page_that_exhausts_memory_affects_only_itself(site: Site) -> None:
@@ -339,13 +340,13 @@ async def test_redefined_browser_functions_do_not_falsify_the_text(site: Site) -
 
 
 @pytest.mark.parametrize(
-    ("action", "wrong"),
+    ("action", "reason"),
     [
         ({"do": "click"}, "click needs selector"),
         ({"do": "open", "url": "http://a.b", "text": "x"}, "open does not accept text"),
         ({"do": "jump"}, "Input should be"),
     ],
 )
-def test_invalid_actions_are_refused(action: dict[str, str], wrong: str) -> None:
-    with pytest.raises(ValidationError, match=wrong):
+def test_invalid_actions_are_refused(action: dict[str, str], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
         BrowserRun.model_validate({"url": "http://a.b/", "actions": [action]})

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from served import ALICE, make_command, served
+from served import ALICE, make_command, run_server
 
-from command import SOLVED, Command, git, scripted, task_of, turn
+from command import SOLVED, Command, answer_turns_with, git, task_of, turn
 from moothall.cli.demo import make_sample_repository
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
 
@@ -68,7 +68,7 @@ def by_conversation(body: dict[str, Any], _headers: Mapping[str, str]) -> str | 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def model() -> AsyncIterator[ScriptedModel]:
-    async with scripted_model(scripted(by_conversation)) as server:
+    async with scripted_model(answer_turns_with(by_conversation)) as server:
         yield server
 
 
@@ -78,7 +78,7 @@ async def command(
 ) -> AsyncIterator[Command]:
     command = make_command(tmp_path_factory.mktemp("talk"), model.base_url)
     command.extra["MOOTHALL_WORKSPACE__ALLOWED_ROOTS"] = f'["{tmp_path_factory.getbasetemp()}"]'
-    async with served(command):
+    async with run_server(command):
         yield command
 
 
@@ -102,28 +102,28 @@ async def test_the_next_question_knows_the_conversation_and_starts_from_its_file
     third = await command("ask", "--continue", "What did I ask before?", cwd=repo)
     assert third.code == 0, third.err
     assert " ".join(third.out.split()) == f"You asked: {TASK}; {SECOND}. hello_world is there."
-    shown = await command("show", cwd=repo)
-    assert shown.out.startswith(
+    details = await command("show", cwd=repo)
+    assert details.out.startswith(
         f"after {first.document['task_id']}: {TASK}\nafter {second.document['task_id']}: {SECOND}\n"
     )
     (last,) = (await command("list", "--json", "--limit", "1")).document["tasks"]
     assert last["follows"] == second.document["task_id"]
-    other = await command(
+    follow_up = await command(
         "ask", "--json", "--continue", first.document["task_id"], "And before that?", cwd=repo
     )
-    assert other.document["results"][0]["content"] == f"You asked: {TASK}. hello_world is there.", (
-        other.err
-    )
+    assert (
+        follow_up.document["results"][0]["content"] == f"You asked: {TASK}. hello_world is there."
+    ), follow_up.err
 
 
 async def test_a_change_not_yet_applied_is_applied_with_its_follow_up(
     command: Command, repo: Path
 ) -> None:
     await command("ask", TASK, cwd=repo)
-    more = await command("ask", "--json", "--yes", "--continue", f"{TASK} SLOWLY", cwd=repo)
-    assert more.document["applied"] == ["src/utils.py"], more.err
+    follow_up = await command("ask", "--json", "--yes", "--continue", f"{TASK} SLOWLY", cwd=repo)
+    assert follow_up.document["applied"] == ["src/utils.py"], follow_up.err
     # Both changes: the second one alone does not fit files that lack the first.
-    branch_text = git(repo, "show", f"{more.document['branch']}:src/utils.py")
+    branch_text = git(repo, "show", f"{follow_up.document['branch']}:src/utils.py")
     assert (repo / "src/utils.py").read_text(encoding="utf-8").strip() == branch_text
     assert branch_text.count("def hello_world") > 1
 
@@ -178,11 +178,11 @@ async def test_a_killed_question_is_finished_before_the_next(
             await asyncio.sleep(0.05)
     process.kill()
     await process.communicate()
-    again = await command(*args)
-    assert again.code == 0, again.err
+    resumed = await command(*args)
+    assert resumed.code == 0, resumed.err
     assert len(calls()) == len(set(calls())) == 2
-    after = await command("ask", "--json", "--continue", "What did I ask before?", cwd=repo)
-    assert "SLOWLY" in after.document["results"][0]["content"]
+    later_answer = await command("ask", "--json", "--continue", "What did I ask before?", cwd=repo)
+    assert "SLOWLY" in later_answer.document["results"][0]["content"]
 
 
 @dataclass
@@ -204,8 +204,8 @@ class Terminal:
                 self.output += (
                     (await self._chunks.get()).decode(errors="replace").replace("\r\n", "\n")
                 )
-        before, _, self.output = self.output.partition(text)
-        return before
+        text_before, _, self.output = self.output.partition(text)
+        return text_before
 
     def take(self) -> None:
         try:
@@ -295,26 +295,29 @@ async def test_a_run_is_forked_without_repeating_its_calls(
         "ask", "--repo", str(repo), "--task-id", "long-1", "--json", f"SLOWLY {TASK}"
     )
     assert first.code == 0, first.err
-    before = len(model.requests)
+    count_before = len(model.requests)
     forked = await command("fork", "--turn", "1", "--json", "long-1", "SAY otherwise", cwd=repo)
     assert forked.code == 0, forked.err
     document = forked.document
     assert (document["task_id"], document["usage"]["calls"]) == ("long-1-f1", 1)
     assert "+# otherwise" in document["results"][0]["diff"]
-    assert [call.call_id for call in model.requests[before:]] == [
+    assert [call.call_id for call in model.requests[count_before:]] == [
         "long-1-f1/agent-dev-001/propose/0.2"
     ]
     assert git(repo, "branch", "--list", "moothall/long-1*").split() == [
         "moothall/long-1",
         "moothall/long-1-f1",
     ]
-    shown = await command("show", "long-1-f1")
-    assert "another run of long-1" in shown.out
-    again = await command("fork", "--turn", "2", "--json", "long-1", "SAY more", cwd=repo)
-    assert (again.document["task_id"], "+# more" in again.document["results"][0]["diff"]) == (
+    details = await command("show", "long-1-f1")
+    assert "another run of long-1" in details.out
+    second_fork = await command("fork", "--turn", "2", "--json", "long-1", "SAY more", cwd=repo)
+    assert (
+        second_fork.document["task_id"],
+        "+# more" in second_fork.document["results"][0]["diff"],
+    ) == (
         "long-1-f2",
         True,
-    ), again.err
+    ), second_fork.err
     for args, message in (
         (("--turn", "9", "long-1"), "has no turn 9 to fork from; its turns: 1 to 2"),
         (
@@ -348,8 +351,8 @@ async def killed_and_again(
     finally:
         process.kill()
         await process.communicate()
-    again = await command(*args, cwd=cwd)
-    assert (again.code, again.document["task_id"]) == (0, name), again.err
+    resumed = await command(*args, cwd=cwd)
+    assert (resumed.code, resumed.document["task_id"]) == (0, name), resumed.err
     return calls()
 
 
@@ -363,8 +366,8 @@ async def test_a_killed_server_resumes_the_question_and_the_fork(
     ask = ("ask", "--json", "--task-id", "second", f"SLOWLY {TASK}", "--continue")
     call_ids = await killed_and_again(command, model, "second", *ask, cwd=repo)
     assert call_ids.count(f"second/{seat}/0.1") == 1
-    shown = await command("show", "second")
-    assert shown.out.startswith(f"after {first.document['task_id']}: ")
+    details = await command("show", "second")
+    assert details.out.startswith(f"after {first.document['task_id']}: ")
     fork = ("fork", "--json", "--task-id", "third", "--turn", "1", "second", "SAY otherwise")
     forked = await killed_and_again(command, model, "third", *fork, cwd=repo)
     assert set(forked) == {f"third/{seat}/0.2"}

@@ -32,13 +32,13 @@ FLOOD = "while True: print('y' * 1000)"
 class Caller:
     """A caller that sends this many lines, one for each line that it receives."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, line_count: int) -> None:
         self.heard: list[str] = []
-        self._most = most
+        self._line_count = line_count
 
     async def __call__(self, lines: Sequence[str]) -> Sequence[str] | None:
         self.heard += lines
-        return None if len(self.heard) >= self._most else [f"line {len(self.heard)} ö"]
+        return None if len(self.heard) >= self._line_count else [f"line {len(self.heard)} ö"]
 
 
 @pytest.mark.parametrize("opened", [local, in_pods, on_nodes], ids=["here", "pod", "node"])
@@ -59,10 +59,10 @@ async def test_a_program_exchanges_lines_and_keeps_its_files_if_asked_to(
             )
             assert caller.heard == ["heard line 0 ö", "heard line 1 ö", "heard line 2 ö"]
             assert (await workspace.patch("said")).paths == (("said.txt",) if keeps else ())
-        ended = await workspace.converse(
+        end_reason = await workspace.converse(
             python(ENDS), Caller(10), seconds=30, max_bytes=100_000, keep_changes=True
         )
-        assert ended == "it ended with exit code 4; its output: enough"
+        assert end_reason == "it ended with exit code 4; its output: enough"
         flooded = await workspace.converse(
             python(FLOOD), Caller(10**9), seconds=30, max_bytes=50_000, keep_changes=True
         )
@@ -109,8 +109,8 @@ def harness(*argv: str, may_write: bool = True) -> HarnessTask:
 
 async def two_turns(question: ModelQuestion) -> ChatReply:
     """Let the agent write a file and ask for a permission, then end."""
-    begun = any(message.role == "assistant" for message in question.messages)
-    text = "enough" if begun else json.dumps({"actions": [WRITE, ASK]})
+    has_replied = any(message.role == "assistant" for message in question.messages)
+    text = "enough" if has_replied else json.dumps({"actions": [WRITE, ASK]})
     return ChatReply(text, "stop", Usage(1, 0, 1, 1))
 
 
@@ -157,10 +157,10 @@ async def test_a_hostile_agent_ends_with_a_reason(tmp_path: Path) -> None:
 
 
 async def test_a_cancelled_agent_leaves_no_process(tmp_path: Path) -> None:
-    asked = asyncio.Event()
+    started = asyncio.Event()
 
-    async def never(question: ModelQuestion) -> ChatReply:
-        asked.set()
+    async def wait_forever(question: ModelQuestion) -> ChatReply:
+        started.set()
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -168,12 +168,14 @@ async def test_a_cancelled_agent_leaves_no_process(tmp_path: Path) -> None:
         local(tmp_path) as app,
         app.workspaces.open(await app.prepared(), "one") as workspace,
     ):
-        before = (await app.call(workspace, "system.processes")).output["processes"]
-        work = asyncio.create_task(run_harness(workspace, harness(*python(AGENT)), never))
+        processes_before = (await app.call(workspace, "system.processes")).output["processes"]
+        work = asyncio.create_task(run_harness(workspace, harness(*python(AGENT)), wait_forever))
         async with asyncio.timeout(60):
-            await asked.wait()
+            await started.wait()
         work.cancel()
         await asyncio.wait([work])
         assert work.cancelled()
-        after = (await app.call(workspace, "system.processes")).output["processes"]
-        assert [item["name"] for item in after] == [item["name"] for item in before]
+        processes_after = (await app.call(workspace, "system.processes")).output["processes"]
+        assert [item["name"] for item in processes_after] == [
+            item["name"] for item in processes_before
+        ]

@@ -78,8 +78,8 @@ class DockerWorkspace(Folder):
         json.dumps(dict(result.output))
         return result
 
-    async def run(self, *command: str, **more: Any) -> ToolResult:
-        return await self.ask("run", image="app", command=list(command), **more)
+    async def run(self, *command: str, **options: Any) -> ToolResult:
+        return await self.ask("run", image="app", command=list(command), **options)
 
 
 @pytest.fixture
@@ -234,34 +234,37 @@ async def test_container_limits_are_enforced_and_named(
         assert (
             await small.run("/bin/busybox", "sleep", "1000", detach=True)
         ).status is ToolStatus.SUCCESS
-    many = await small.run("/bin/busybox", "true")
-    assert (many.status, "at most 4 containers" in many.error) == (ToolStatus.BLOCKED, True)
+    refused_run = await small.run("/bin/busybox", "true")
+    assert (refused_run.status, "at most 4 containers" in refused_run.error) == (
+        ToolStatus.BLOCKED,
+        True,
+    )
     await small.tools.close_workspace(small.id)
 
 
 async def test_a_workspace_sees_only_its_own_containers(
     host: str, root: Path, docker_workspace: DockerWorkspace
 ) -> None:
-    mine = (await docker_workspace.run("/bin/busybox", "sleep", "1000", detach=True)).output[
-        "container"
-    ]
-    for other, tenant in (
+    own_container = (
+        await docker_workspace.run("/bin/busybox", "sleep", "1000", detach=True)
+    ).output["container"]
+    for stranger, tenant in (
         (DockerWorkspace(root, host, "ws-2"), "local"),
         (DockerWorkspace(root, host, "ws-1"), "acme"),
     ):
-        assert (await other.ask("ps", tenant)).output["containers"] == []
+        assert (await stranger.ask("ps", tenant)).output["containers"] == []
         tries: list[tuple[str, dict[str, Any]]] = [
             ("logs", {}),
             ("stop", {}),
             ("rm", {}),
             ("exec", {"command": ["/bin/busybox", "id"]}),
         ]
-        for tool, more in tries:
-            refused = await other.ask(tool, tenant, container=mine, **more)
+        for tool, arguments in tries:
+            refused = await stranger.ask(tool, tenant, container=own_container, **arguments)
             assert (refused.status, "has no container" in refused.error) == (ToolStatus.ERROR, True)
-        image = await other.ask("run", tenant, image="app")
+        image = await stranger.ask("run", tenant, image="app")
         assert (image.status, "docker.images" in image.error) == (ToolStatus.BLOCKED, True)
-        await other.tools.close_workspace(other.id)
+        await stranger.tools.close_workspace(stranger.id)
     assert (await docker_workspace.ask("ps")).output["containers"][0]["state"] == "running"
 
 
@@ -373,8 +376,8 @@ async def test_builds_are_bounded_and_run_commands_only_if_the_operator_allows_i
     failed = await docker_workspace.ask("build", tag="app-2")
     assert (failed.status, "the build failed" in failed.error) == (ToolStatus.INVALID, True)
     await docker_workspace.tools.close_workspace(docker_workspace.id)
-    few = DockerWorkspace(root, host, "ws-6", limits=DockerLimits(context_files=2))
-    assert "more than 2 files" in (await few.ask("build", tag="app")).error
+    limited = DockerWorkspace(root, host, "ws-6", limits=DockerLimits(context_files=2))
+    assert "more than 2 files" in (await limited.ask("build", tag="app")).error
     small = DockerWorkspace(root, host, "ws-6", limits=DockerLimits(context_bytes=10_000))
     assert "more than 10000 bytes" in (await small.ask("build", tag="app")).error
     none = await DockerWorkspace(root, host, "ws-6").ask(

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from canary_workspace import SECRET, CanaryWorkspace, guarded_workspace  # noqa: F401 - a fixture
-from corpus.attempt import MARK, OUTSIDE, PORT, Attempt, filled
+from corpus.attempt import MARK, OUTSIDE, PORT, Attempt, fill_in
 from corpus.language import ATTEMPTS
 from moothall.domain.tool import BlockLimits, CodeBlock, ToolResult, ToolStatus
 from moothall.workspace.runner import LocalRunner
@@ -45,12 +45,18 @@ async def test_an_escape_attempt_is_contained(
         return await guarded_workspace.call(name, arguments)
 
     async def run(code: str) -> tuple[ToolStatus, str, str]:
-        ran = await runner.run(
-            CodeBlock(code, TOOLS, in_seconds(8), "local"), await guarded_workspace.inside(), ask
+        block_run = await runner.run(
+            CodeBlock(code, TOOLS, in_seconds(8), "local"),
+            await guarded_workspace.open_workspace(),
+            ask,
         )
-        return ran.status, f"{ran.printed}\n{ran.value}\n{ran.error}", ran.tier
+        return (
+            block_run.status,
+            f"{block_run.printed}\n{block_run.value}\n{block_run.error}",
+            block_run.tier,
+        )
 
-    status, output, tier = await run(filled(attempt.arguments["code"], placeholders))
+    status, output, tier = await run(fill_in(attempt.arguments["code"], placeholders))
     TIERS[tier] += 1
     assert isinstance(status, ToolStatus)
     assert status is not ToolStatus.OUTCOME_UNKNOWN, output

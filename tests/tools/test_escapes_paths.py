@@ -93,15 +93,15 @@ async def test_a_link_that_changes_during_access_never_leads_outside(
     arguments = checked(
         **{k: v for k, v in arguments.items() if k in checked.model_fields}
     ).model_dump()
-    root, ended = os.open(inside, os.O_PATH | os.O_DIRECTORY), Counter[str]()
+    root, outcomes = os.open(inside, os.O_PATH | os.O_DIRECTORY), Counter[str]()
     try:
         for _ in range(400):
             try:
                 answer = files.TOOLS[tool](root, arguments, TextLimits(1_000_000, 100_000))
                 assert SECRET not in str(answer)
-                ended["done"] += 1
+                outcomes["done"] += 1
             except (ToolFailure, OSError) as error:
-                ended[type(error).__name__] += 1
+                outcomes[type(error).__name__] += 1
     finally:
         stop.set()
         flipping.join()
@@ -109,4 +109,4 @@ async def test_a_link_that_changes_during_access_never_leads_outside(
     assert [(path.name, path.read_text(encoding="utf-8")) for path in outside.iterdir()] == [
         ("f", SECRET)
     ]
-    assert ended.total() == 400
+    assert outcomes.total() == 400

@@ -1,5 +1,5 @@
-"""Git beyond the workspace: push, pull and clone by the trusted side, against real repositories and
-a real server.
+"""Git with remote repositories: push, pull and clone by the trusted side, against real repositories
+and a real server.
 """
 
 from __future__ import annotations
@@ -105,8 +105,11 @@ async def test_a_branch_is_pushed_once_and_never_moved(scene: Scene) -> None:
         await call(workspace, "git.checkout", ref="fix")
         await call(workspace, "files.write", path="b.txt", content="best\n")
         await call(workspace, "git.commit", message="Best")
-        again = await call(workspace, "git.push", branch="fix")
-        assert (again.status, "already another commit" in again.error) == (ToolStatus.ERROR, True)
+        second_push = await call(workspace, "git.push", branch="fix")
+        assert (second_push.status, "already another commit" in second_push.error) == (
+            ToolStatus.ERROR,
+            True,
+        )
         assert scene.app.git("rev-parse", "moothall/fix") == committed.output["commit"]
         scene.services.repositories.registry.add(
             scene.services.repositories.registry.find("app").model_copy(update={"push": "none"})
@@ -117,8 +120,10 @@ async def test_a_branch_is_pushed_once_and_never_moved(scene: Scene) -> None:
 
 async def test_new_commits_of_the_origin_are_merged(scene: Scene) -> None:
     async with scene.services.workspaces.open(scene.prepared, "one") as workspace:
-        nothing = await call(workspace, "git.pull")
-        assert (nothing.status, nothing.output["files"]) == (ToolStatus.SUCCESS, []), nothing
+        second_pull = await call(workspace, "git.pull")
+        assert (second_pull.status, second_pull.output["files"]) == (ToolStatus.SUCCESS, []), (
+            second_pull
+        )
         await call(workspace, "files.write", path="a.txt", content="one\ntwo\nTHREE\n")
         assert "commit them first" in (await call(workspace, "git.pull")).error
         await call(workspace, "git.commit", message="three")
@@ -150,12 +155,12 @@ async def test_another_repository_is_cloned_as_files(scene: Scene) -> None:
         ] == "more\n"
         assert scene.public.authorizations
         assert not any(scene.public.authorizations), "a credential was sent to another host"
-        again = await call(workspace, "git.clone", url=f"{scene.public.url}/tools.git")
-        assert (again.status, "already" in again.error) == (ToolStatus.ERROR, True)
-        wrong = await call(
+        second_clone = await call(workspace, "git.clone", url=f"{scene.public.url}/tools.git")
+        assert (second_clone.status, "already" in second_clone.error) == (ToolStatus.ERROR, True)
+        refused = await call(
             workspace, "git.clone", url=f"{scene.public.url}/tools.git", ref="nowhere"
         )
-        assert (wrong.status, "no ref" in wrong.error) == (ToolStatus.ERROR, True)
+        assert (refused.status, "no ref" in refused.error) == (ToolStatus.ERROR, True)
 
 
 @pytest.mark.parametrize(

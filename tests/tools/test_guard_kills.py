@@ -105,12 +105,13 @@ async def test_an_external_effect_interrupted_by_a_kill_is_unknown_and_requested
                 message_id=event.id,
             )
             async with asyncio.timeout(120):
-                while not site.seen:
+                while not site.request_counts:
                     await asyncio.sleep(0.05)
             # A concurrent workflow in another workspace is interrupted at the same place.
-            other = await open_on(stub, metadata, tmp_path)
+            other_workspace = await open_on(stub, metadata, tmp_path)
             flow = pb.RunWorkflowRequest(
-                workspace_id=other.workspace_id, capability_token=other.capability_token
+                workspace_id=other_workspace.workspace_id,
+                capability_token=other_workspace.capability_token,
             )
             step: Any = {
                 "id": "order",
@@ -120,7 +121,7 @@ async def test_an_external_effect_interrupted_by_a_kill_is_unknown_and_requested
             flow.workflow.update({"id": "orders", "steps": [step]})
             await until(stub.RunWorkflow(flow, metadata=metadata, timeout=240), "order", "started")
             async with asyncio.timeout(120):
-                while site.seen["POST /flow"] == 0:
+                while site.request_counts["POST /flow"] == 0:
                     await asyncio.sleep(0.05)
             await kill(server)
         server, stub, metadata = await serve(command)
@@ -135,7 +136,7 @@ async def test_an_external_effect_interrupted_by_a_kill_is_unknown_and_requested
                 await asyncio.sleep(3)  # waits for an excess one
                 [result] = await results(bus, opened.workspace_id)
             assert (result["request_id"], result["status"]) == ("order-1", "outcome_unknown")
-            assert dict(site.seen) == {"POST /order": 1, "POST /flow": 1}
+            assert dict(site.request_counts) == {"POST /order": 1, "POST /flow": 1}
         finally:
             server.terminate()
             await server.wait()
@@ -176,8 +177,8 @@ async def test_the_audit_shows_approvals_external_calls_and_tampering(
             while (result := await call("r-1", "files.delete", path="a.txt")).status == "parked":
                 await asyncio.sleep(0.2)
         assert (result.status, result.output["deleted"]) == ("success", True)
-        again = await command("tools", "requeue", "allow", "r-1")
-        assert (again.code, "it was allowed already" in again.err) == (2, True)
+        second_requeue = await command("tools", "requeue", "allow", "r-1")
+        assert (second_requeue.code, "it was allowed already" in second_requeue.err) == (2, True)
         assert (
             await call("r-2", "files.delete", path="a.txt")
         ).status == "parked"  # the approval was for one call

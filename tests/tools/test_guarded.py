@@ -47,7 +47,7 @@ async def app(tmp_path: Path, site: Site) -> AsyncIterator[ToolServer]:
         yield opened
 
 
-async def opened_by(app: ToolServer, token: str) -> pb.OpenWorkspaceResponse:
+async def open_as(app: ToolServer, token: str) -> pb.OpenWorkspaceResponse:
     request = pb.OpenWorkspaceRequest(
         repository=common_pb2.Repository(url=str(app.repo)), role="dev"
     )
@@ -56,10 +56,10 @@ async def opened_by(app: ToolServer, token: str) -> pb.OpenWorkspaceResponse:
 
 
 async def test_a_tenant_cannot_access_another_tenants_data(app: ToolServer, site: Site) -> None:
-    ours, theirs = await opened_by(app, TOKEN), await opened_by(app, OTHER)
+    ours, theirs = await open_as(app, TOKEN), await open_as(app, OTHER)
     await app.call(ours, "files.write", "r-1", path="ours.txt", content="our secret\n")
     page = await app.call(ours, "web.fetch", "r-2", url=f"{site.url}/page")
-    assert (page.status, site.seen["GET /page"]) == ("success", 1)
+    assert (page.status, site.request_counts["GET /page"]) == ("success", 1)
     # Files: they have another checkout, and ours is closed to them, with our token and with theirs.
     missing = await app.call(theirs, "files.read", "r-1", OTHER, path="ours.txt")
     assert missing.status == "error"
@@ -78,9 +78,12 @@ async def test_a_tenant_cannot_access_another_tenants_data(app: ToolServer, site
     assert "our secret" not in str(missing)
     assert (await app.call(theirs, "files.list", "r-2", OTHER)).status == "success"
     # The cache: ours does not answer their requests.
-    again = await app.call(ours, "web.fetch", "r-3", url=f"{site.url}/page")
+    second_page = await app.call(ours, "web.fetch", "r-3", url=f"{site.url}/page")
     fresh = await app.call(theirs, "web.fetch", "r-3", OTHER, url=f"{site.url}/page")
-    assert (again.output["text"], site.seen["GET /page"]) == (page.output["text"], 2)
+    assert (second_page.output["text"], site.request_counts["GET /page"]) == (
+        page.output["text"],
+        2,
+    )
     assert fresh.output["text"] != page.output["text"]
     # Tools that were disabled for them are unavailable to them, and available to us.
     await Switches(app.bus.bucket(SWITCHES)).switch(
@@ -116,8 +119,8 @@ async def test_five_failures_open_the_circuit_breaker(app: ToolServer, site: Sit
     site.pause = 60.0  # a timeout is a failure like any other
     await get()
     assert statuses == ["error", "error", "error", "error", "timeout"]
-    before = site.seen.total()
-    assert (await get(), site.seen.total()) == ("circuit_open", before)
+    count_before = site.request_counts.total()
+    assert (await get(), site.request_counts.total()) == ("circuit_open", count_before)
 
 
 async def test_a_workflow_waits_for_an_operators_approval(app: ToolServer, site: Site) -> None:
@@ -152,7 +155,11 @@ async def test_a_workflow_waits_for_an_operators_approval(app: ToolServer, site:
         "succeeded",
     ]
     no = await run("no", allow=False)
-    assert (no[-1].state, site.seen["DELETE /no"], site.seen["DELETE /yes"]) == ("failed", 0, 1)
+    assert (
+        no[-1].state,
+        site.request_counts["DELETE /no"],
+        site.request_counts["DELETE /yes"],
+    ) == ("failed", 0, 1)
     assert "an operator refused it: no" in str([event.error for event in no])
     assert app.file(opened.workspace_id, "n") == "it said 200"
     [approved] = verify_all(app.data_dir).approved

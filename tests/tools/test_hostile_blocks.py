@@ -46,8 +46,8 @@ class BlockWorkspace:
         self.calls.append((name, arguments))
         return await self.app.call(self.workspace, name, **arguments)
 
-    async def run(self, code: str, **more: Any) -> BlockRun:
-        block = CodeBlock(code, TOOLS, in_seconds(60), "local", **more)
+    async def run(self, code: str, **options: Any) -> BlockRun:
+        block = CodeBlock(code, TOOLS, in_seconds(60), "local", **options)
         return await self.runner.run(block, self.workspace, self.ask)
 
     def sandboxes(self) -> list[int]:
@@ -132,12 +132,12 @@ async def test_each_hostile_block_ends_with_its_status_and_the_next_block_works(
     block_workspace: BlockWorkspace, name: str
 ) -> None:
     code, statuses, message = HOSTILE[name]
-    ran = await block_workspace.run(code)
-    assert str(ran.status) in statuses.split("|"), ran
-    assert message in ran.error
-    assert ran.tier == "monty"
-    after = await block_workspace.run("ws.read('src/utils.py').count('def greet')")
-    assert (after.status, after.value) == (ToolStatus.SUCCESS, 1), after
+    block_run = await block_workspace.run(code)
+    assert str(block_run.status) in statuses.split("|"), block_run
+    assert message in block_run.error
+    assert block_run.tier == "monty"
+    next_run = await block_workspace.run("ws.read('src/utils.py').count('def greet')")
+    assert (next_run.status, next_run.value) == (ToolStatus.SUCCESS, 1), next_run
 
 
 FULL_HOSTILE = {
@@ -158,11 +158,14 @@ FULL_HOSTILE = {
 @pytest.mark.parametrize("name", FULL_HOSTILE)
 async def test_cpython_is_limited_by_the_kernel(block_workspace: BlockWorkspace, name: str) -> None:
     code, statuses = FULL_HOSTILE[name]
-    ran = await block_workspace.run(FULL + code, seconds=5.0, memory_bytes=100_000_000)
-    assert str(ran.status) in statuses.split("|"), ran
-    assert (ran.tier, ran.why) == ("python", "ModuleNotFoundError: No module named 'sqlite3'")
-    after = await block_workspace.run(f"{FULL}ws.read('src/utils.py').count('def greet')")
-    assert (after.status, after.value) == (ToolStatus.SUCCESS, 1), after
+    block_run = await block_workspace.run(FULL + code, seconds=5.0, memory_bytes=100_000_000)
+    assert str(block_run.status) in statuses.split("|"), block_run
+    assert (block_run.tier, block_run.why) == (
+        "python",
+        "ModuleNotFoundError: No module named 'sqlite3'",
+    )
+    next_run = await block_workspace.run(f"{FULL}ws.read('src/utils.py').count('def greet')")
+    assert (next_run.status, next_run.value) == (ToolStatus.SUCCESS, 1), next_run
 
 
 async def test_paths_outside_the_workspace_are_refused_even_through_symlinks(
@@ -187,8 +190,8 @@ for path in ('../x', '/tmp/x', 'evil/x', 'worse', '.git/hooks/pre-commit'):
         told.append('refused')
 told"""  # noqa: E501 - a line of embedded text
     for first in ("", FULL):
-        ran = await block_workspace.run(first + code)
-        assert ran.value == ["refused"] * 11, ran
+        block_run = await block_workspace.run(first + code)
+        assert block_run.value == ["refused"] * 11, block_run
 
 
 async def test_a_killed_runner_is_an_error_and_the_next_block_works(
@@ -199,17 +202,17 @@ async def test_a_killed_runner_is_an_error_and_the_next_block_works(
     killed: list[int] = []
 
     async def ask(_name: str, _arguments: Mapping[str, Any]) -> ToolResult:
-        inside = psutil.Process(pid).children(recursive=True)
+        children = psutil.Process(pid).children(recursive=True)
         os.kill(pid, signal.SIGKILL)
         # They die with it, on a busy machine a moment later: no answer may come before that.
-        psutil.wait_procs(inside, timeout=10)
+        psutil.wait_procs(children, timeout=10)
         killed.append(pid)
         return ToolResult("", "files.read", ToolStatus.SUCCESS, {"content": "", "total_lines": 0})
 
     block = CodeBlock("ws.read('a')\n'not reached'", TOOLS, in_seconds(30), "local")
-    ran = await block_workspace.runner.run(block, block_workspace.workspace, ask)
-    assert (killed, ran.status) == ([pid], ToolStatus.ERROR)
-    assert "was lost" in ran.error
+    block_run = await block_workspace.runner.run(block, block_workspace.workspace, ask)
+    assert (killed, block_run.status) == ([pid], ToolStatus.ERROR)
+    assert "was lost" in block_run.error
     assert (await block_workspace.run("2")).value == 2
     assert block_workspace.sandboxes() != [pid]
 
@@ -243,8 +246,8 @@ async def test_the_time_of_tool_calls_does_not_count_for_the_block(
         )
 
     block = CodeBlock(f"{first}ws.read('a')", TOOLS, in_seconds(60), "local", seconds=1.5)
-    ran = await block_workspace.runner.run(block, block_workspace.workspace, ask)
-    assert (ran.status, ran.value) == (ToolStatus.SUCCESS, "slow"), ran
+    block_run = await block_workspace.runner.run(block, block_workspace.workspace, ask)
+    assert (block_run.status, block_run.value) == (ToolStatus.SUCCESS, "slow"), block_run
 
 
 @pytest.mark.parametrize("first", ["", FULL])
@@ -293,14 +296,14 @@ async def test_cpython_can_read_the_workspaces_files_and_only_tools_can_change_t
         f"{FULL}import new\nopen('own.txt', 'w').write('x')\nws.write('told.txt', "
         "str(new.ANSWER))\nopen('own.txt').read()"
     )
-    ran = await block_workspace.run(code)
-    assert (ran.status, ran.value) == (ToolStatus.SUCCESS, "x"), ran
+    block_run = await block_workspace.run(code)
+    assert (block_run.status, block_run.value) == (ToolStatus.SUCCESS, "x"), block_run
     listed = await block_workspace.run("ws.glob('*.txt')")
     assert listed.value == ["told.txt"]
 
 
 @pytest.mark.parametrize(
-    ("code", "why"),
+    ("code", "reason"),
     [
         ("import numpy\n", "No module named 'numpy'"),
         ("from os import fork\n1", "cannot import name 'fork'"),
@@ -310,17 +313,20 @@ async def test_cpython_can_read_the_workspaces_files_and_only_tools_can_change_t
     ],
 )
 async def test_features_missing_in_monty_are_detected_before_anything_runs(
-    block_workspace: BlockWorkspace, code: str, why: str
+    block_workspace: BlockWorkspace, code: str, reason: str
 ) -> None:
-    ran = await block_workspace.run(f"ws.write('count.txt', 'x')\n{code}")
-    assert ran.tier == "python"
-    assert why in ran.why
+    block_run = await block_workspace.run(f"ws.write('count.txt', 'x')\n{code}")
+    assert block_run.tier == "python"
+    assert reason in block_run.why
     assert [name for name, _ in block_workspace.calls] in (["files.write"], [])
 
 
 async def test_without_permission_to_read_files_cpython_is_unavailable(
     block_workspace: BlockWorkspace,
 ) -> None:
-    ran = await block_workspace.run(f"{FULL}1", full=False)
-    assert (ran.status, ran.tier) == (ToolStatus.INVALID, "monty")
-    assert "this Python cannot run it: ModuleNotFoundError: No module named 'sqlite3'" in ran.error
+    block_run = await block_workspace.run(f"{FULL}1", full=False)
+    assert (block_run.status, block_run.tier) == (ToolStatus.INVALID, "monty")
+    assert (
+        "this Python cannot run it: ModuleNotFoundError: No module named 'sqlite3'"
+        in block_run.error
+    )

@@ -102,27 +102,29 @@ async def test_a_forged_end_message_of_a_block_affects_only_its_own_result(
     tmp_path: Path, end: bytes, status: str
 ) -> None:
     async with open_cpython_workspace(tmp_path) as app:
-        ran = await app.run(f"say({end!r})\nos._exit(0)")
-    assert (ran.status, ran.tier) == (status, "python"), ran
-    json.dumps(ran.value, allow_nan=False, ensure_ascii=False).encode()
+        block_run = await app.run(f"say({end!r})\nos._exit(0)")
+    assert (block_run.status, block_run.tier) == (status, "python"), block_run
+    json.dumps(block_run.value, allow_nan=False, ensure_ascii=False).encode()
 
 
 async def test_a_block_with_endless_tool_calls_is_ended(tmp_path: Path) -> None:
     async with open_cpython_workspace(tmp_path) as app:
-        ran = await app.run(
+        block_run = await app.run(
             "while True:\n    say({'op': 'call', 'name': 'no.tool', 'args': {}}); os.read(fd, "
             "100000)"
         )
-        assert (ran.status, len(app.calls)) == (ToolStatus.BUDGET_EXCEEDED, 300), ran
+        assert (block_run.status, len(app.calls)) == (ToolStatus.BUDGET_EXCEEDED, 300), block_run
         assert (await app.run("1 + 1")).value == 2
 
 
 async def test_a_block_that_dies_while_it_waits_is_reported_as_ended(tmp_path: Path) -> None:
     async with open_cpython_workspace(tmp_path) as app:
-        ran = await app.run(
+        block_run = await app.run(
             "threading.Timer(0.3, lambda: os._exit(3)).start()\nfiles.read(path='slow')"
         )
-    assert (ran.status, "exit code 3" in ran.error) == (ToolStatus.ERROR, True), ran
+    assert (block_run.status, "exit code 3" in block_run.error) == (ToolStatus.ERROR, True), (
+        block_run
+    )
 
 
 WRITER = """
@@ -148,8 +150,8 @@ async def test_the_disk_limit_is_checked_during_tool_calls(tmp_path: Path, reque
     async with open_cpython_workspace(
         tmp_path, block_limits=BlockLimits(tool_calls=5000), disk_bytes=20_000_000
     ) as app:
-        ran = await app.run(WRITER + requesting)
-    assert ran.status == "disk", ran
+        block_run = await app.run(WRITER + requesting)
+    assert block_run.status == "disk", block_run
 
 
 async def test_sub_agents_blocks_get_slots_while_their_callers_wait(
@@ -163,25 +165,30 @@ async def test_sub_agents_blocks_get_slots_while_their_callers_wait(
                 for first in FIRST
             ]
             return ToolResult(
-                "", name, ToolStatus.SUCCESS, {"answers": [[ran.value for ran in inner]]}
+                "",
+                name,
+                ToolStatus.SUCCESS,
+                {"answers": [[block_run.value for block_run in inner]]},
             )
 
         async with asyncio.timeout(90):
             for first in FIRST:
-                ran = await app.runner.run(block(f"{first}agents.run('a')"), app.workspace, agents)
-                assert ran.value == [42, 42], ran
+                block_run = await app.runner.run(
+                    block(f"{first}agents.run('a')"), app.workspace, agents
+                )
+                assert block_run.value == [42, 42], block_run
 
 
 @pytest.mark.parametrize("first", FIRST)
 async def test_sub_agents_get_only_the_tools_named_in_the_code(tmp_path: Path, first: str) -> None:
     async with open_cpython_workspace(tmp_path) as app:
-        seen = []
+        calls = []
 
         async def agents(name: str, arguments: Mapping[str, Any]) -> ToolResult:
-            seen.append((name, arguments))
+            calls.append((name, arguments))
             return ToolResult("", name, ToolStatus.SUCCESS, {"answers": ["yes"]})
 
         code = f"{first}agents.run('look', tools=['files.read'])"
-        ran = await app.runner.run(block(code), app.workspace, agents)
-    assert ran.value == "yes", ran
-    assert seen == [("agents.run", {"prompts": ["look"], "tools": ["files.read"]})]
+        block_run = await app.runner.run(block(code), app.workspace, agents)
+    assert block_run.value == "yes", block_run
+    assert calls == [("agents.run", {"prompts": ["look"], "tools": ["files.read"]})]

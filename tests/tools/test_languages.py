@@ -215,10 +215,10 @@ async def test_a_project_is_set_up_and_its_tests_report_cases(tmp_path: Path, na
             red = await workspace.call(tests)
             assert (red.status, red.output["verdict"]) == (ToolStatus.SUCCESS, "failed"), red
             path, content = project.mended
-            written = await workspace.call(
+            write_result = await workspace.call(
                 ToolCall("2", "files.write", {"path": path, "content": content}, deadline)
             )
-            assert written.status is ToolStatus.SUCCESS
+            assert write_result.status is ToolStatus.SUCCESS
             if name == "go":
                 # For files unchanged for so long, it would write an index into its read-only cache.
                 await asyncio.sleep(2.1)

@@ -1,5 +1,5 @@
-"""Each limit, by a tool call: the call ends with the limit's own status, is measured and logged; a
-neighbour keeps working.
+"""Each limit, reached by a tool call: the call ends with the status of the limit, is measured and
+logged, and a neighbour keeps working.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ async def neighbour_works(
     calls = 0
     while not until.done() or not calls:
         wrote = await app.call(workspace, "files.write", path="n.txt", content=str(calls))
-        ran = await app.call(workspace, "code.python", code="print(open('n.txt').read())")
-        assert (wrote.status, ran.status, ran.output["output"]) == (
+        read_back = await app.call(workspace, "code.python", code="print(open('n.txt').read())")
+        assert (wrote.status, read_back.status, read_back.output["output"]) == (
             ToolStatus.SUCCESS,
             ToolStatus.SUCCESS,
             f"{calls}\n",
@@ -93,8 +93,8 @@ async def neighbour_works(
             min(
                 wrote.usage.cpu_ms,
                 wrote.usage.max_rss_bytes,
-                ran.usage.cpu_ms,
-                ran.usage.max_rss_bytes,
+                read_back.usage.cpu_ms,
+                read_back.usage.max_rss_bytes,
             )
             > 0
         )
@@ -111,25 +111,28 @@ async def test_a_limit_stops_with_its_own_status_beside_a_working_neighbour(
     async with local(tmp_path, {"a.txt": "a\n"}, **limits) as app:
         prepared = await app.prepared()
         async with (
-            app.workspaces.open(prepared, "hog") as bad,
-            app.workspaces.open(prepared, "fine") as good,
+            app.workspaces.open(prepared, "hog") as limited,
+            app.workspaces.open(prepared, "fine") as neighbour,
         ):
             seconds = 2.0 if status == "timeout" else 30.0
-            running = asyncio.ensure_future(app.call(bad, "code.python", seconds, code=code))
-            calls = await neighbour_works(app, good, running)
+            running = asyncio.ensure_future(app.call(limited, "code.python", seconds, code=code))
+            calls = await neighbour_works(app, neighbour, running)
             stopped = await running
             if (
                 status == "disk"
                 # it is still full, and a command that outlasts one sample would be stopped
                 # again
             ):
-                for name in (await app.call(bad, "files.list")).output["entries"]:
-                    await app.call(bad, "files.delete", path=name)
-            after = await app.call(bad, "code.python", code="print('still here')")
+                for name in (await app.call(limited, "files.list")).output["entries"]:
+                    await app.call(limited, "files.delete", path=name)
+            result_after = await app.call(limited, "code.python", code="print('still here')")
     assert (stopped.status, calls > 0) == (status, True), stopped
     assert min(stopped.usage.cpu_ms, stopped.usage.max_rss_bytes) > 0
     assert stopped.usage.max_rss_bytes < 2 * LIMITS["memory_bytes"]
-    assert (after.status, after.output["output"]) == (ToolStatus.SUCCESS, "still here\n")
+    assert (result_after.status, result_after.output["output"]) == (
+        ToolStatus.SUCCESS,
+        "still here\n",
+    )
     [log] = [
         path.read_text(encoding="utf-8") for path in log_folder(tmp_path / "data").glob("hog.*.log")
     ]
@@ -151,14 +154,14 @@ async def test_files_written_by_tools_count_towards_the_disk_limit(tmp_path: Pat
             ]
             read = await app.call(workspace, "files.read", path="a.txt")
             deleted = await app.call(workspace, "files.delete", path="f0.txt")
-            again = await app.call(workspace, "files.append", path="a.txt", content="b\n")
+            second_append = await app.call(workspace, "files.append", path="a.txt", content="b\n")
     assert [result.status for result in wrote] == [
         ToolStatus.SUCCESS,
         ToolStatus.SUCCESS,
         ToolStatus.DISK,
     ]
     assert "sandbox.disk_bytes" in wrote[-1].error
-    assert (read.status, deleted.status, again.status) == (
+    assert (read.status, deleted.status, second_append.status) == (
         ToolStatus.SUCCESS,
         ToolStatus.SUCCESS,
         ToolStatus.SUCCESS,
@@ -171,12 +174,12 @@ async def test_open_files_are_limited_and_the_limit_is_reported(tmp_path: Path) 
         async with app.workspaces.open(prepared, "files") as workspace:
             code = "held = []\nwhile True: held.append(open('/dev/null'))"
             result = await app.call(workspace, "code.python", code=code)
-            after = await app.call(workspace, "files.read", path="a.txt")
+            read_after = await app.call(workspace, "files.read", path="a.txt")
     assert (result.output["exit_code"], "Too many open files" in result.output["output"]) == (
         1,
         True,
     )
-    assert after.status is ToolStatus.SUCCESS
+    assert read_after.status is ToolStatus.SUCCESS
 
 
 async def test_every_result_is_measured(tmp_path: Path) -> None:

@@ -41,66 +41,68 @@ def running(folder: Path) -> list[int]:
 async def test_a_server_keeps_its_memory_until_its_workspace_ends(
     tmp_path: Path, tools: Path
 ) -> None:
-    """Its memory belongs to one workspace and lasts from call to call; its end is reported, and
-    then it starts afresh.
+    """Its memory belongs to one workspace and lasts between calls. Its end is reported, and it is
+    then restarted.
     """
-    (own := tmp_path / "own").mkdir()
-    put_servers(own)
+    (server_folder := tmp_path / "own").mkdir()
+    put_servers(server_folder)
     servers = {
-        "notes": honest(own),
-        "brief": honest(own, keep_seconds=0),
-        "idle": honest(own, keep_seconds=0.5),
+        "notes": honest(server_folder),
+        "brief": honest(server_folder, keep_seconds=0),
+        "idle": honest(server_folder, keep_seconds=0.5),
     }
-    servers["among"] = honest(own, files="write")
-    settings = settings_with(tmp_path, tools, servers, sandbox={"toolchains": (VENV, own)})
+    servers["among"] = honest(server_folder, files="write")
+    settings = settings_with(
+        tmp_path, tools, servers, sandbox={"toolchains": (VENV, server_folder)}
+    )
     async with open_mcp_workspace(settings, tmp_path) as mcp:
-        assert running(own) == [], "listing the tools leaves a process behind"
+        assert running(server_folder) == [], "listing the tools leaves a process behind"
 
-        async def remembered(server: str, word: str) -> Any:
+        async def remember(server: str, word: str) -> Any:
             result = await mcp.call(f"mcp.{server}.counts", word=word)
             return result.error or list(result.output["data"]["words"])
 
-        assert await remembered("notes", "a") == ["a"]
-        assert await remembered("notes", "b") == ["a", "b"]
-        for once in ("brief", "among"):
-            assert await remembered(once, "a") == ["a"]
-            assert await remembered(once, "b") == ["b"]
-        side_by_side = await asyncio.gather(*(remembered("notes", sign) for sign in "cd"))
+        assert await remember("notes", "a") == ["a"]
+        assert await remember("notes", "b") == ["a", "b"]
+        for short_lived in ("brief", "among"):
+            assert await remember(short_lived, "a") == ["a"]
+            assert await remember(short_lived, "b") == ["b"]
+        side_by_side = await asyncio.gather(*(remember("notes", sign) for sign in "cd"))
         assert sorted(map(len, side_by_side)) == [3, 4]
 
         assert (await mcp.call("mcp.notes.leaves", seconds=0.2)).status is ToolStatus.SUCCESS
         async with asyncio.timeout(30):
-            while running(own):
+            while running(server_folder):
                 await asyncio.sleep(0.05)
         # A process releases its memory, by which it is found, before its connection.
         await asyncio.sleep(0.5)
-        error = await remembered("notes", "e")
+        error = await remember("notes", "e")
         assert "the MCP server notes has ended since its last call: it ended" in error
         assert "its state is lost, and the next call starts it anew" in error
-        assert await remembered("notes", "f") == ["f"]
+        assert await remember("notes", "f") == ["f"]
         died = await mcp.call("mcp.notes.dies")
         assert "the disk of notes is gone" in died.error
-        assert await remembered("notes", "g") == ["g"], "the end is reported once"
+        assert await remember("notes", "g") == ["g"], "the end is reported once"
 
-        assert await remembered("idle", "a") == ["a"]
-        assert len(running(own)) == 2
+        assert await remember("idle", "a") == ["a"]
+        assert len(running(server_folder)) == 2
         async with asyncio.timeout(30):
-            while len(running(own)) > 1:
+            while len(running(server_folder)) > 1:
                 await asyncio.sleep(0.1)
-        assert "nobody called it for 0.5 s (keep_seconds)" in await remembered("idle", "b")
-        assert await remembered("notes", "h") == ["g", "h"], "the other server keeps running"
+        assert "nobody called it for 0.5 s (keep_seconds)" in await remember("idle", "b")
+        assert await remember("notes", "h") == ["g", "h"], "the other server keeps running"
 
         late = await mcp.tool_gateway._rules.toolkits["mcp"](
             ToolCall("r", "mcp.notes.waits", {}, in_seconds(3)), mcp.workspace, LOCAL.tenant
         )
         assert late.status is ToolStatus.TIMEOUT
-        assert await remembered("notes", "i") == ["i"], "a silent server is not waited for twice"
+        assert await remember("notes", "i") == ["i"], "a silent server is not waited for twice"
         await mcp.left("another workspace")
-        assert len(running(own)) == 1
+        assert len(running(server_folder)) == 1
         await mcp.left(mcp.workspace.id)
-        assert running(own) == []
-        assert await remembered("notes", "j") == ["j"]
-    assert running(own) == [], "MCP servers end with their parent"
+        assert running(server_folder) == []
+        assert await remember("notes", "j") == ["j"]
+    assert running(server_folder) == [], "MCP servers end with their parent"
 
 
 async def test_beyond_the_limit_the_least_recently_used_server_ends(
@@ -129,11 +131,11 @@ async def test_a_server_that_floods_between_calls_is_ended_and_the_next_call_rep
         for name in servers:
             assert (await mcp.call(f"mcp.{name}.honest")).status is ToolStatus.SUCCESS
         live = mcp.toolkit._server_pool._servers
-        (flooding,) = [one for key, one in live.items() if key[2] == "between"]
+        (flooding,) = [server for key, server in live.items() if key[2] == "between"]
         async with asyncio.timeout(60):
             await flooding.task  # between calls
-        ended = await mcp.call("mcp.between.honest")
-        assert "has ended since its last call: it sent more than 8000000 bytes" in ended.error
+        result = await mcp.call("mcp.between.honest")
+        assert "has ended since its last call: it sent more than 8000000 bytes" in result.error
         assert (await mcp.call("mcp.between.honest")).status is ToolStatus.SUCCESS, (
             "the server is restarted"
         )

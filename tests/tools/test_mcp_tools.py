@@ -48,11 +48,11 @@ async def test_files_that_a_tool_changes_are_in_the_patch_and_reading_changes_no
         refused = await mcp.call("mcp.notes.put", grant="files.*", path="note.txt", text="hi")
         assert refused.status is ToolStatus.BLOCKED
         assert "mcp.notes.put is not granted to this seat" in refused.error
-        wrong = await mcp.call("mcp.notes.put", path="note.txt", text=7, colour="red")
-        assert wrong.status is ToolStatus.INVALID
+        invalid_call = await mcp.call("mcp.notes.put", path="note.txt", text=7, colour="red")
+        assert invalid_call.status is ToolStatus.INVALID
         assert (
             "Right is mcp.notes.put(path: string, text: string, times?: integer, model_kind?: "
-            "string)" in wrong.error
+            "string)" in invalid_call.error
         )
         assert (await mcp.workspace.patch("none")).diff == ""
         result = await mcp.call(
@@ -64,12 +64,12 @@ async def test_files_that_a_tool_changes_are_in_the_patch_and_reading_changes_no
         ), result.error
         read_back = await mcp.call("mcp.looks.get", path="note.txt")
         assert read_back.output["data"] == {"path": "note.txt", "text": "hi\nhi\n"}, read_back.error
-        lost = await mcp.call("mcp.looks.put", path="other.txt", text="x")
-        assert lost.status is ToolStatus.SUCCESS, "it may write, and its changes are dropped"
-        seen = await mcp.call("mcp.notes.about")
-        assert "note.txt" in seen.output["data"]["files"]
-        assert "other.txt" not in seen.output["data"]["files"]
-        assert seen.output["data"]["reached"] is False
+        dropped = await mcp.call("mcp.looks.put", path="other.txt", text="x")
+        assert dropped.status is ToolStatus.SUCCESS, "it may write, and its changes are dropped"
+        report = await mcp.call("mcp.notes.about")
+        assert "note.txt" in report.output["data"]["files"]
+        assert "other.txt" not in report.output["data"]["files"]
+        assert report.output["data"]["reached"] is False
         patch = await mcp.workspace.patch("done")
         assert patch.paths == ("note.txt",)
         assert "+hi" in patch.diff
@@ -98,16 +98,16 @@ async def test_a_server_without_files_has_only_its_declared_credentials(
         ]
         listener.setblocking(False)
         async with open_mcp_workspace(settings_with(tmp_path, tools, servers), tmp_path) as mcp:
-            seen = await mcp.call("mcp.notes.about")
-            data = seen.output["data"]
-            assert (data["reached"], data["files"]) == (False, []), seen
+            report = await mcp.call("mcp.notes.about")
+            data = report.output["data"]
+            assert (data["reached"], data["files"]) == (False, []), report
             assert "NOTES_KEY" in data["variables"]
             assert not [
                 name
                 for name in data["variables"]
                 if name.startswith(("MOOTHALL", "SSH", "AWS", "GIT"))
             ]
-            assert "canary-of-notes-77" not in str(seen)
+            assert "canary-of-notes-77" not in str(report)
             assert data["key"] != ""
         with pytest.raises(BlockingIOError):
             listener.accept()
@@ -136,10 +136,10 @@ async def test_failures_hangs_and_deaths_are_described_in_words(
         assert (await mcp.call("mcp.notes.about")).status is ToolStatus.SUCCESS, (
             "its other tools are available"
         )
-    soon = settings_with(
+    short_timeout = settings_with(
         tmp_path, tools, {"notes": hostile(tools, "silent", files=files)}, mcp={"seconds": 4}
     )
-    async with open_mcp_workspace(soon, tmp_path / "again") as mcp:
+    async with open_mcp_workspace(short_timeout, tmp_path / "again") as mcp:
         late = await mcp.call("mcp.notes.honest")
         assert (late.status, "no complete answer within 4 seconds" in late.error) == (
             ToolStatus.TIMEOUT,
@@ -169,12 +169,12 @@ async def test_hostile_servers_get_an_error_and_nothing_else(
     settings = settings_with(tmp_path, tools, servers, mcp={"seconds": 30})
     async with open_mcp_workspace(settings, tmp_path) as mcp:
         changed = {kind: hostile(tools, kind, "1", files=files) for kind in ways}
-        later = settings_with(tmp_path, tools, changed, mcp={"seconds": 30})
-        mcp.tool_gateway._rules.toolkits["mcp"] = FAMILY.tools(later).call  # type: ignore[index] # the same servers, a day later
-        for kind, why in HOSTILE.items():
+        later_settings = settings_with(tmp_path, tools, changed, mcp={"seconds": 30})
+        mcp.tool_gateway._rules.toolkits["mcp"] = FAMILY.tools(later_settings).call  # type: ignore[index] # the same servers, a day later
+        for kind, reason in HOSTILE.items():
             result = await mcp.call(f"mcp.{kind}.honest")
             assert (kind, result.status) == (kind, ToolStatus.ERROR), result
-            assert why in result.error
+            assert reason in result.error
             assert len(result.error) < 1000
         nonsense = await mcp.call("mcp.nonsense.honest")
         assert (nonsense.status, nonsense.output["text"]) == (ToolStatus.SUCCESS, "did nothing"), (
@@ -255,7 +255,7 @@ async def test_an_http_server_needs_the_allow_list_and_its_calls_are_recorded(
 
 
 async def test_a_malicious_http_server_gains_nothing(tmp_path: Path, tools: Path) -> None:
-    seen: list[str] = []
+    keys: list[str] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
         match request.path:
@@ -270,7 +270,7 @@ async def test_a_malicious_http_server_gains_nothing(tmp_path: Path, tools: Path
             case "/html":
                 return web.Response(text="<html>", content_type="text/html")
             case "/stolen":
-                seen.append(request.headers.get("X-Key", ""))
+                keys.append(request.headers.get("X-Key", ""))
                 return web.Response()
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -305,6 +305,6 @@ async def test_a_malicious_http_server_gains_nothing(tmp_path: Path, tools: Path
                 await FAMILY.tools(settings).offers(name)
             assert len(failed.value.message) < 1000
             assert "canary" not in failed.value.message
-        assert seen == []
+        assert keys == []
     finally:
         await runner.cleanup()

@@ -53,19 +53,19 @@ def hits() -> Iterator[Hits]:
 def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
         with neo4j_server.some_server(tmp_path_factory.mktemp("neo4j") / "home") as address:
-            where = address.url.partition("://")[2]
+            location = address.url.partition("://")[2]
             with GraphDatabase.driver(address.url, auth=(address.user, address.password)) as driver:
                 driver.execute_query(
                     "CREATE (a:Person {name: 'Ada', born: date('1815-12-10')})-[:KNOWS {since: "
                     "3}]->(:Person {name: 'Bob'})"
                 )
-            yield f"bolt://{address.user}:{address.password}@{where}"
+            yield f"bolt://{address.user}:{address.password}@{location}"
     except neo4j_server.Missing as missing:
         pytest.skip(str(missing))
 
 
-def graphs(url: str, **more: Any) -> DatabaseTools:
-    return database_tools(neo4j_url=SecretStr(url), **more)
+def graphs(url: str, **options: Any) -> DatabaseTools:
+    return database_tools(neo4j_url=SecretStr(url), **options)
 
 
 async def test_neo4j_answers_as_json(graph: str) -> None:
@@ -76,10 +76,10 @@ async def test_neo4j_answers_as_json(graph: str) -> None:
     result = await ask("db.neo4j", graphs(graph), query=query, params={"name": "Ada"})
     assert result.status is ToolStatus.SUCCESS, result.error
     assert result.output["columns"] == ["a", "r", "a.born", "p", "some", "d"]
-    [[node, relation, born, path, some, length]] = result.output["rows"]
+    [[node, relation, born, path, numbers, length]] = result.output["rows"]
     assert node == {"labels": ["Person"], "properties": {"name": "Ada", "born": "1815-12-10"}}
     assert relation == {"type": "KNOWS", "properties": {"since": 3}}
-    assert (born, some, length, len(path)) == ("1815-12-10", [1, 2.5, None], "P1D", 3)
+    assert (born, numbers, length, len(path)) == ("1815-12-10", [1, 2.5, None], "P1D", 3)
     for query in (
         "CALL db.labels() YIELD label RETURN label",
         "call `db`.`labels`()",
@@ -136,7 +136,7 @@ NEO4J_CHANGES = [
 async def test_neo4j_changes_nothing(graph: str, hits: Hits, query: str) -> None:
     parts = urlsplit(graph)
 
-    def looked() -> Any:
+    def read_state() -> Any:
         with GraphDatabase.driver(
             f"bolt://{parts.hostname}:{parts.port}",
             auth=(parts.username or "", parts.password or ""),
@@ -148,12 +148,12 @@ async def test_neo4j_changes_nothing(graph: str, hits: Hits, query: str) -> None
             schema = driver.execute_query("SHOW INDEXES YIELD name RETURN name")
             return [record.values() for record in (*nodes.records, *schema.records)]
 
-    before = looked()
+    state_before = read_state()
     result = await ask(
         "db.neo4j", graphs(graph), query=query.replace("{port}", str(hits.server_address[1]))
     )
     assert result.status in {ToolStatus.BLOCKED, ToolStatus.INVALID}, result
-    assert looked() == before
+    assert read_state() == state_before
     assert hits.count == 0
 
 
@@ -171,14 +171,17 @@ async def test_neo4j_answers_are_bounded(graph: str) -> None:
 
 
 async def test_neo4j_writes_if_the_operator_allows_it(graph: str, hits: Hits) -> None:
-    may = graphs(graph, write=True)
+    writable = graphs(graph, write=True)
     result = await ask(
-        "db.neo4j", may, query="CREATE (n:Note {text: $text}) RETURN n.text", params={"text": "t"}
+        "db.neo4j",
+        writable,
+        query="CREATE (n:Note {text: $text}) RETURN n.text",
+        params={"text": "t"},
     )
     assert (result.output["rows"], result.output["changed"]["nodes_created"]) == ([["t"]], 1), (
         result.error
     )
-    deleted = await ask("db.neo4j", may, query="MATCH (n:Note) DELETE n")
+    deleted = await ask("db.neo4j", writable, query="MATCH (n:Note) DELETE n")
     assert deleted.output["changed"]["nodes_deleted"] == 1
     for query in (
         "LOAD CSV FROM 'http://127.0.0.1:{port}/x.csv' AS line CREATE (:X)",
@@ -186,19 +189,19 @@ async def test_neo4j_writes_if_the_operator_allows_it(graph: str, hits: Hits) ->
         "CREATE USER eve SET PASSWORD 'abcdefgh'",
     ):
         refused = await ask(
-            "db.neo4j", may, query=query.replace("{port}", str(hits.server_address[1]))
+            "db.neo4j", writable, query=query.replace("{port}", str(hits.server_address[1]))
         )
         assert refused.status in {ToolStatus.BLOCKED, ToolStatus.INVALID}
     assert hits.count == 0
 
 
 async def test_an_unreachable_neo4j_and_wrong_credentials_are_reported(graph: str) -> None:
-    where = graph.rpartition("@")[2]
-    wrong = await ask("db.neo4j", graphs(f"bolt://neo4j:{PASSWORD}@{where}"), query="RETURN 1")
-    assert (wrong.status, "refuses this user and password" in wrong.error) == (
+    location = graph.rpartition("@")[2]
+    refused = await ask("db.neo4j", graphs(f"bolt://neo4j:{PASSWORD}@{location}"), query="RETURN 1")
+    assert (refused.status, "refuses this user and password" in refused.error) == (
         ToolStatus.ERROR,
         True,
-    ), wrong
+    ), refused
     unreachable = await ask(
         "db.neo4j",
         graphs(f"bolt://neo4j:{PASSWORD}@127.0.0.1:{servers.free_port()}"),

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _there() -> None:
+def _require_opa() -> None:
     try:
         real.program()
     except gobuilt.Missing as missing:
@@ -31,7 +31,7 @@ def _there() -> None:
 
 
 @asynccontextmanager
-async def served(folder: Path, seconds: float = 30) -> AsyncIterator[Opa]:
+async def run_opa(folder: Path, seconds: float = 30) -> AsyncIterator[Opa]:
     with real.server(folder) as (url, _):
         async with opa(url, seconds=seconds) as engine:
             yield engine
@@ -41,11 +41,11 @@ async def served(folder: Path, seconds: float = 30) -> AsyncIterator[Opa]:
 async def test_opa_fulfils_the_contract_of_policy_engines(
     case: Callable[[Opened, Path], Awaitable[None]], tmp_path: Path
 ) -> None:
-    await case(served, tmp_path)
+    await case(run_opa, tmp_path)
 
 
 async def test_the_bundled_policy_gives_the_same_decisions_in_opa() -> None:
-    async with served(policies_folder()) as engine:
+    async with run_opa(policies_folder()) as engine:
         for operation, allow, park in (
             ("read", True, False),
             ("execute", True, False),

@@ -75,8 +75,8 @@ def reader(superuser: str) -> str:
     )
 
 
-def postgres(url: str, **more: Any) -> DatabaseTools:
-    return database_tools(postgres_url=SecretStr(url), **more)
+def postgres(url: str, **options: Any) -> DatabaseTools:
+    return database_tools(postgres_url=SecretStr(url), **options)
 
 
 async def test_postgres_answers_as_json(reader: str) -> None:
@@ -104,10 +104,10 @@ async def test_postgres_accepts_positional_parameters(reader: str) -> None:
     ):
         result = await ask("db.postgres", postgres(reader), query=query, params=params)
         assert result.output["rows"] == [["bolt"]], result.error
-    wrong = await ask(
+    refused = await ask(
         "db.postgres", postgres(reader), query="select $1::int", params=["'; drop table items; --"]
     )
-    assert (wrong.status, "invalid input syntax" in wrong.error) == (ToolStatus.INVALID, True)
+    assert (refused.status, "invalid input syntax" in refused.error) == (ToolStatus.INVALID, True)
 
 
 CHANGES = [
@@ -178,9 +178,9 @@ async def test_postgres_changes_nothing(superuser: str, reader: str, query: str)
                    (select rolsuper from pg_roles where rolname = 'reader'), (select count(*) from pg_extension)"""
             ).fetchone()
 
-    before = state()
+    state_before = state()
     result = await ask("db.postgres", postgres(reader), query=query)
-    assert state() == before
+    assert state() == state_before
     assert not any(
         Path(path).exists()
         for path in ("/tmp/moothall-program", "/tmp/moothall-copy", "/tmp/moothall-lo")
@@ -248,8 +248,8 @@ async def test_postgres_answers_are_bounded(reader: str) -> None:
     ):
         slow = await ask("db.postgres", postgres(reader, seconds=1), query=query)
         assert slow.status in {ToolStatus.TIMEOUT, ToolStatus.ERROR}
-    after = await ask("db.postgres", postgres(reader), query="select ok()")
-    assert after.output["rows"] == [[7]]
+    result_after = await ask("db.postgres", postgres(reader), query="select ok()")
+    assert result_after.output["rows"] == [[7]]
 
 
 async def test_postgres_leaves_no_session_behind(superuser: str, reader: str) -> None:
@@ -265,38 +265,43 @@ async def test_postgres_leaves_no_session_behind(superuser: str, reader: str) ->
 
 
 async def test_postgres_writes_if_the_operator_allows_it(superuser: str, reader: str) -> None:
-    may = postgres(reader, write=True)
+    writable = postgres(reader, write=True)
     try:
         result = await ask(
             "db.postgres",
-            may,
+            writable,
             query="insert into items (name) values ($1) returning name",
             params=["new"],
         )
         assert (result.output["rows"], result.output["changed"]) == ([["new"]], 1), result.error
         result = await ask(
-            "db.postgres", may, query="update items set price = 3 where name = 'new'"
+            "db.postgres", writable, query="update items set price = 3 where name = 'new'"
         )
         assert result.output["changed"] == 1
-        several = await ask(
-            "db.postgres", may, query="delete from items where name = 'new'; select 1"
+        two_commands = await ask(
+            "db.postgres", writable, query="delete from items where name = 'new'; select 1"
         )
-        assert (several.status, "multiple commands" in several.error) == (ToolStatus.INVALID, True)
-        seen = await ask("db.postgres", may, query="select price from items where name = 'new'")
-        assert seen.output["rows"] == [["3"]]
+        assert (two_commands.status, "multiple commands" in two_commands.error) == (
+            ToolStatus.INVALID,
+            True,
+        )
+        selected = await ask(
+            "db.postgres", writable, query="select price from items where name = 'new'"
+        )
+        assert selected.output["rows"] == [["3"]]
     finally:
         with psycopg.connect(superuser, autocommit=True) as connection:
             connection.execute("delete from items where name = 'new'")
 
 
 async def test_an_unreachable_postgres_and_wrong_credentials_are_reported(reader: str) -> None:
-    wrong = await ask(
+    refused = await ask(
         "db.postgres", postgres(reader.replace(PASSWORD, "other-word")), query="select 1"
     )
     assert (
-        wrong.status,
-        "refuses this user and password" in wrong.error,
-        "other-word" in wrong.error,
+        refused.status,
+        "refuses this user and password" in refused.error,
+        "other-word" in refused.error,
     ) == (
         ToolStatus.ERROR,
         True,
@@ -323,12 +328,15 @@ async def test_postgres_is_reached_through_its_socket(superuser: str, reader: st
         row = connection.execute("show unix_socket_directories").fetchone()
     url = f"postgresql://reader:{PASSWORD}@/postgres?host={row[0] if row else ''}&port={urlsplit(reader).port}"
     assert (await ask("db.postgres", postgres(url), query="select ok()")).output["rows"] == [[7]]
-    several = await ask(
+    two_servers = await ask(
         "db.postgres",
         postgres("postgresql://reader@127.0.0.1,127.0.0.2/postgres"),
         query="select 1",
     )
-    assert (several.status, "not a URL of one server" in several.error) == (ToolStatus.ERROR, True)
+    assert (two_servers.status, "not a URL of one server" in two_servers.error) == (
+        ToolStatus.ERROR,
+        True,
+    )
 
 
 async def test_a_tenant_reaches_its_own_servers_and_no_others(reader: str) -> None:
@@ -370,12 +378,14 @@ async def test_postgres_reports_errors_of_a_query(reader: str) -> None:
 async def test_a_granted_query_passes_the_tool_gateway_and_leaves_no_secret(
     reader: str, tmp_path: Path
 ) -> None:
-    own = tmp_path / "own"
-    own.mkdir()
-    (own / "roles.yaml").write_text('roles: {data: {tools: {"db.*": [outside]}}}', encoding="utf-8")
-    (own / "mine.rego").write_text(POLICY, encoding="utf-8")
+    policy_folder = tmp_path / "own"
+    policy_folder.mkdir()
+    (policy_folder / "roles.yaml").write_text(
+        'roles: {data: {tools: {"db.*": [outside]}}}', encoding="utf-8"
+    )
+    (policy_folder / "mine.rego").write_text(POLICY, encoding="utf-8")
     settings = load_settings(
-        data_dir=tmp_path / "data", guard={"policies": own}, db={"postgres_url": reader}
+        data_dir=tmp_path / "data", guard={"policies": policy_folder}, db={"postgres_url": reader}
     )
     async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings, MemoryBus()) as rules:
         facts = Facts()

@@ -119,13 +119,13 @@ async def test_a_json_turn_without_an_action_is_answered_with_a_correction(counc
 
 @pytest.mark.parametrize("schemas", [True, False])
 async def test_python_beside_a_finish_runs_first(council: Open, schemas: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    both = (
+    code_and_finish = (
         json.dumps({"thought": "hm", "python": "print(6 * 7)", "finish": "done"})
         if schemas
         else "<python>print(6 * 7)</python><finish>done</finish>"
     )
     change = code(APPEND) if schemas else f"<python>{APPEND}</python>"
-    async with council(script(both, change), schemas=schemas) as app:
+    async with council(script(code_and_finish, change), schemas=schemas) as app:
         events = await app.run(app.deliberation("single", 1))
     assert "python: success\n--- printed [" in app.server.requests[1].prompt
     assert "42" in app.server.requests[1].prompt
@@ -152,9 +152,9 @@ async def test_output_and_value_of_a_block_are_fenced_and_a_failed_tool_raises(
 async def test_a_recorded_python_turn_is_repeated_identically(council: Open) -> None:
     async with council(script(code(APPEND))) as app:
         first = await app.run(app.deliberation("single", 1))
-        again = await app.run(app.deliberation("single", 1), Recording.of(first))
+        repeated = await app.run(app.deliberation("single", 1), Recording.of(first))
     assert len(app.server.requests) == 1
-    assert [data["request_id"] for data in of(again, EventType.TOOL_FINISHED)] == [
+    assert [data["request_id"] for data in of(repeated, EventType.TOOL_FINISHED)] == [
         data["request_id"] for data in of(first, EventType.TOOL_FINISHED)
     ]
 

@@ -35,7 +35,7 @@ SHELLS = re.compile("(?i)^bash$|shell|exec_command")
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"  # how mini-swe-agent ends
 
 
-def documented(folder: Path) -> dict[str, tuple[str, list[str]]]:
+def read_documented_agents(folder: Path) -> dict[str, tuple[str, list[str]]]:
     """Return the installation and the command of each agent that the docs list, for `folder`."""
     row_pattern = r"(?m)^\| ([\w -]+) [\d.]+ \| `(.+)` \| `(.+)` \|$"
     rows = re.findall(row_pattern, DOCS.read_text("utf-8"))
@@ -46,11 +46,12 @@ def documented(folder: Path) -> dict[str, tuple[str, list[str]]]:
 
 
 class Model:
-    """Has each agent use its own shell: to print the time, and to write the function, three of the
-    six wrongly. So no majority is right early, and nobody is stopped before its answer.
+    """A model that has each agent use its own shell: first to print the time, then to write the
+    function, three of the six wrongly. So no majority is right early, and no agent is stopped
+    before its answer.
 
-    asked: how often each agent was to continue after so many calls of tools. Until `go_on` is set,
-    nobody is answered after two.
+    asked: how often each agent requested a reply after this number of tool calls. Requests after
+    two calls wait until `go_on` is set.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,7 @@ class Model:
     @property
     def waiting(self) -> int:
         """The number of agents that have made two calls."""
-        return sum(made == 2 for _, made in self.asked)
+        return sum(call_count == 2 for _, call_count in self.asked)
 
     async def answer(self, body: dict[str, Any], headers: Mapping[str, str]) -> NativeReply:
         tools = {tool["function"]["name"]: tool["function"] for tool in body.get("tools") or ()}
@@ -68,27 +69,27 @@ class Model:
         shell = next(
             (name for name in names if re.search("(?i)^bash$|shell|exec_command", name)), ""
         )
-        made = sum(len(message.get("tool_calls") or ()) for message in body["messages"])
+        call_count = sum(len(message.get("tool_calls") or ()) for message in body["messages"])
         if not shell:
             return NativeReply(text="I added the function.")
-        self.asked[seat_of(headers), made] += 1
-        if made < 2:
+        self.asked[seat_of(headers), call_count] += 1
+        if call_count < 2:
             text = WRONG if seat_of(headers).endswith(("1", "2", "3")) else SOLVED
-            line = f"cat >> src/utils.py <<'END'\n{text}END" if made else "date +%s%N"
-            known = tools[shell]["parameters"]["properties"]
-            more = {"description": "a step"} if "description" in known else {}
-            argument = "command" if "command" in known else "cmd"
-            return NativeReply(((shell, {argument: line, **more}),))
+            line = f"cat >> src/utils.py <<'END'\n{text}END" if call_count else "date +%s%N"
+            properties = tools[shell]["parameters"]["properties"]
+            further = {"description": "a step"} if "description" in properties else {}
+            argument = "command" if "command" in properties else "cmd"
+            return NativeReply(((shell, {argument: line, **further}),))
         await self.go_on.wait()
         if "submit" in names:
             return NativeReply((("submit", {"summary": "I added the function."}),))
-        if names == ["bash"] and made == 2:
+        if names == ["bash"] and call_count == 2:
             return NativeReply(((shell, {"command": SUBMIT}),))
         return NativeReply(text="I added the function.")
 
 
 async def until_recorded(command: Command, calls: int) -> None:
-    """Wait until so many calls are in the log: each is on its way for some milliseconds."""
+    """Wait until this many calls are in the log; each takes some milliseconds to arrive."""
     while (await command("log", "tail", "--task", "task-killed")).out.count("model.called") < calls:
         await asyncio.sleep(0.2)
 
@@ -98,9 +99,9 @@ async def test_a_council_of_six_agents_of_six_projects_is_killed_and_goes_on(
 ) -> None:
     agents = tmp_path / "agents"
     agents.mkdir()
-    known = documented(agents)
-    assert set(known) == {"claude", "codex", "opencode", "qwen", "mini-swe-agent"}
-    for install, _ in known.values():
+    documented_agents = read_documented_agents(agents)
+    assert set(documented_agents) == {"claude", "codex", "opencode", "qwen", "mini-swe-agent"}
+    for install, _ in documented_agents.values():
         command_line = install.replace("python -m", f"{sys.executable} -m")
         subprocess.run(["/bin/sh", "-c", command_line], check=True, capture_output=True)
     repo = tmp_path / "repo"
@@ -116,13 +117,13 @@ async def test_a_council_of_six_agents_of_six_projects_is_killed_and_goes_on(
                 "MOOTHALL_LIMITS__PATIENCE": "0",
                 "MOOTHALL_SANDBOX__TOOLCHAINS": json.dumps([str(agents)]),
                 "MOOTHALL_MODELS": json.dumps(
-                    {name: {"harness": argv} for name, (_, argv) in known.items()}
+                    {name: {"harness": argv} for name, (_, argv) in documented_agents.items()}
                 ),
             },
         )
         args = (
             *("deliberate", "Add hello_world() function to src/utils.py", "--repo", str(repo)),
-            *("--agents", "6", "--model", ",".join(["default", *known]), "--json"),
+            *("--agents", "6", "--model", ",".join(["default", *documented_agents]), "--json"),
             *("--task-id", "task-killed"),
         )
         process = await command.start(*args)
@@ -134,9 +135,9 @@ async def test_a_council_of_six_agents_of_six_projects_is_killed_and_goes_on(
         process.send_signal(signal.SIGKILL)
         await process.wait()
         script.go_on.set()
-        ran = await command(*args, seconds=400)
-    assert ran.code == 0, ran.err
-    outcome = ran.document
+        result = await command(*args, seconds=400)
+    assert result.code == 0, result.err
+    outcome = result.document
     assert {seat["status"] for seat in outcome["seats"]} == {"proposed"}, outcome["seats"]
     assert all(seat["usage"]["calls"] >= 2 for seat in outcome["seats"])
     assert outcome["evidence_level"] == "proven"
@@ -144,5 +145,5 @@ async def test_a_council_of_six_agents_of_six_projects_is_killed_and_goes_on(
     repeated = {key: times for key, times in script.asked.items() if key[1] < 2 and times > 1}
     assert not repeated, "recorded calls are not made again"
     assert outcome["winner_id"] in {f"agent-dev-00{number}" for number in (4, 5, 6)}
-    assert KEY not in ran.out
+    assert KEY not in result.out
     shutil.rmtree(agents)  # a gigabyte and a half

@@ -51,8 +51,8 @@ async def state(client: redis.asyncio.Redis) -> list[Any]:
     ]
 
 
-def reds(url: str, **more: Any) -> DatabaseTools:
-    return database_tools(redis_url=SecretStr(url), **more)
+def reds(url: str, **options: Any) -> DatabaseTools:
+    return database_tools(redis_url=SecretStr(url), **options)
 
 
 async def test_redis_replies_are_returned(redis_url: str, filled: redis.asyncio.Redis) -> None:
@@ -137,20 +137,20 @@ REDIS_CHANGES: list[tuple[str, list[str]]] = [
 async def test_redis_changes_nothing(
     redis_url: str, filled: redis.asyncio.Redis, command: str, args: list[str]
 ) -> None:
-    before = await state(filled)
+    state_before = await state(filled)
     result = await ask("db.redis", reds(redis_url), command=command, args=args)
     assert result.status in {ToolStatus.BLOCKED, ToolStatus.INVALID}, result
     assert result.error
-    assert await state(filled) == before
+    assert await state(filled) == state_before
 
 
 async def test_redis_arguments_are_never_read_as_commands(
     redis_url: str, filled: redis.asyncio.Redis
 ) -> None:
-    before = await state(filled)
+    state_before = await state(filled)
     result = await ask("db.redis", reds(redis_url), command="GET", args=["a\r\nSET a 2\r\n"])
     assert result.output["reply"] is None
-    assert await state(filled) == before
+    assert await state(filled) == state_before
 
 
 async def test_redis_answers_are_bounded(redis_url: str, filled: redis.asyncio.Redis) -> None:
@@ -185,12 +185,12 @@ async def test_redis_works_for_a_read_only_user(
 ) -> None:
     rules = f"reader on >{PASSWORD} ~* +@read -@dangerous +command +select"
     await filled.execute_command("ACL", "SETUSER", *rules.split())  # type: ignore[no-untyped-call]  # redis-py
-    mine = redis_url.replace("/0", "/1").replace(
+    reader_url = redis_url.replace("/0", "/1").replace(
         urlsplit(redis_url).netloc.rpartition("@")[0], f"reader:{PASSWORD}"
     )
-    result = await ask("db.redis", reds(mine), command="DBSIZE")
+    result = await ask("db.redis", reds(reader_url), command="DBSIZE")
     assert (result.status, result.output.get("reply")) == (ToolStatus.SUCCESS, 0), result.error
-    refused = await ask("db.redis", reds(mine, write=True), command="SET", args=["a", "2"])
+    refused = await ask("db.redis", reds(reader_url, write=True), command="SET", args=["a", "2"])
     assert (refused.status, "NOPERM" in refused.error or "permissions" in refused.error) == (
         ToolStatus.BLOCKED,
         True,
@@ -198,16 +198,16 @@ async def test_redis_works_for_a_read_only_user(
 
 
 async def test_an_unreachable_redis_and_wrong_credentials_are_reported(redis_url: str) -> None:
-    wrong = await ask(
+    refused = await ask(
         "db.redis",
         reds(f"redis://:{PASSWORD}@{redis_url.rpartition('@')[2]}"),
         command="GET",
         args=["a"],
     )
-    assert (wrong.status, "refuses this user and password" in wrong.error) == (
+    assert (refused.status, "refuses this user and password" in refused.error) == (
         ToolStatus.ERROR,
         True,
-    ), wrong
+    ), refused
     unreachable = await ask(
         "db.redis",
         reds(f"redis://:{PASSWORD}@127.0.0.1:{servers.free_port()}/0"),

@@ -50,11 +50,11 @@ asyncio.run(main())
 """
 
 
-def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": ":".join(sys.path), **more}
+def environment(**variables: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": ":".join(sys.path), **variables}
 
 
-def without(features: tuple[str, ...], *program: str, **variables: str) -> tuple[int, str]:
+def run_without(features: tuple[str, ...], *program: str, **variables: str) -> tuple[int, str]:
     command = [sys.executable, str(HERE / "without.py"), *features, "--", sys.executable, *program]
     completed = subprocess.run(
         command,
@@ -70,7 +70,7 @@ def without(features: tuple[str, ...], *program: str, **variables: str) -> tuple
 def doctor(
     features: tuple[str, ...], tmp_path: Path, **variables: str
 ) -> dict[str, dict[str, Any]]:
-    code, output = without(
+    code, output = run_without(
         features,
         "-c",
         "from moothall.app.workspaces import _check_sandbox_layers as check\n"
@@ -88,7 +88,7 @@ def doctor(
 
 @pytest.mark.parametrize("layer", ["landlock", "seccomp"])
 def test_a_missing_isolation_layer_is_named_and_stops_the_start(tmp_path: Path, layer: str) -> None:
-    code, output = without((layer,), "-c", START, str(tmp_path))
+    code, output = run_without((layer,), "-c", START, str(tmp_path))
     assert (
         code,
         f"REFUSED SANDBOX_UNAVAILABLE sandbox layer '{layer}' is missing: " in output,
@@ -100,8 +100,8 @@ def test_a_missing_isolation_layer_is_named_and_stops_the_start(tmp_path: Path, 
     findings = doctor((layer,), tmp_path)
     assert (findings[layer]["ok"], bool(findings[layer]["mend"])) == (False, True)
     # The executor is spared by such a filter.
-    alike = {layer, "executor"} if layer == "seccomp" else {layer}
-    assert {name for name, part in findings.items() if not part["ok"]} == alike
+    expected_failures = {layer, "executor"} if layer == "seccomp" else {layer}
+    assert {name for name, part in findings.items() if not part["ok"]} == expected_failures
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_an_accepted_missing_layer_is_shown_and_the_rest_works(
     tmp_path: Path, layer: str, named: tuple[str, ...]
 ) -> None:
     allowed = json.dumps(named)
-    code, output = without(
+    code, output = run_without(
         (layer,), "-c", START, str(tmp_path), MOOTHALL_SANDBOX__ALLOW_DEGRADED=allowed
     )
     assert code == 0, output
@@ -125,12 +125,12 @@ def test_an_accepted_missing_layer_is_shown_and_the_rest_works(
     assert output.count(" 1.0\n") == len(LAYERS) - len(named)
     findings = doctor((layer,), tmp_path, MOOTHALL_SANDBOX__ALLOW_DEGRADED=allowed)
     assert "missing, accepted by sandbox.allow_degraded" in findings[layer]["detail"]
-    code, output = without((layer,), "-c", WORK, str(tmp_path / "work"), *named)
+    code, output = run_without((layer,), "-c", WORK, str(tmp_path / "work"), *named)
     assert (code, "success 42" in output) == (0, True), output
 
 
 def test_accepting_one_missing_layer_does_not_excuse_another(tmp_path: Path) -> None:
-    code, output = without(
+    code, output = run_without(
         ("landlock",),
         "-c",
         START,
@@ -143,13 +143,13 @@ def test_accepting_one_missing_layer_does_not_excuse_another(tmp_path: Path) -> 
 
 
 def test_without_user_namespaces_the_sandbox_is_unavailable(tmp_path: Path) -> None:
-    everything = json.dumps(get_args(SandboxLayer))
-    code, output = without(
+    all_layers = json.dumps(get_args(SandboxLayer))
+    code, output = run_without(
         ("user-namespaces",),
         "-c",
         START,
         str(tmp_path),
-        MOOTHALL_SANDBOX__ALLOW_DEGRADED=everything,
+        MOOTHALL_SANDBOX__ALLOW_DEGRADED=all_layers,
     )
     assert (
         code,

@@ -55,9 +55,9 @@ async def test_a_case_in_an_existing_file_decides(tmp_path: Path, name: str) -> 
         "shop.js": CODE.replace("return price", "return price - (price * percent) / 100"),
         "test/shop.test.js": old + CASE,
     }
-    wrong = {"shop.js": CODE.replace("return price", "return price - percent")}
+    wrong_files = {"shop.js": CODE.replace("return price", "return price - percent")}
     async with judged_base(tmp_path, base, task=TASK) as place:
-        first, second = await place.rank(wrong, right)
+        first, second = await place.rank(wrong_files, right)
     assert (first.seat, first.level) == ("agent-dev-002", EvidenceLevel.SELF_TESTED), (
         first.reasons,
         second.reasons,

@@ -84,9 +84,9 @@ async def test_the_same_execution_runs_once(app: ToolServer) -> None:
     code = "files.append('log.txt', 'once\\n')\nws.read('log.txt')"
     tools = ["files.append", "files.read"]
     first = await app.execute(opened, "e-1", code, tools=tools)
-    again = await app.execute(opened, "e-1", code, tools=tools)
+    repeated = await app.execute(opened, "e-1", code, tools=tools)
     assert (first.status, data(first)) == ("success", "once\n")
-    assert again == first
+    assert repeated == first
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await app.execute(opened, "e-1", code + "\n1", tools=tools)
     assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS
@@ -96,19 +96,22 @@ async def test_tools_must_be_granted_by_the_request_and_the_token(app: ToolServe
     opened = await app.open()
     unlisted = await app.execute(opened, "e-1", "ws.write('a', 'b')", tools=["files.read"])
     assert (unlisted.status, "there is no ws.write here" in unlisted.error) == ("error", True)
-    nothing = await app.execute(opened, "e-2", "ws.read('src/a.py')")
-    assert (nothing.status, "NameError" in nothing.error) == ("error", True)
-    less = tool_pb2.OpenWorkspaceResponse(
+    without_grant = await app.execute(opened, "e-2", "ws.read('src/a.py')")
+    assert (without_grant.status, "NameError" in without_grant.error) == ("error", True)
+    narrowed_workspace = tool_pb2.OpenWorkspaceResponse(
         workspace_id=opened.workspace_id,
         capability_token=narrow(opened.capability_token, seconds=60, tools=["files.list"]),
     )
     narrowed = await app.execute(
-        less, "e-3", "ws.read('src/a.py')", tools=["files.read", "files.list"]
+        narrowed_workspace, "e-3", "ws.read('src/a.py')", tools=["files.read", "files.list"]
     )
     assert (narrowed.status, narrowed.tool_call_count) == ("error", 0)
     assert "there is no ws.read here" in narrowed.error
     denied = await app.execute(
-        less, "e-4", "import sqlite3\nopen('/workspace/src/a.py').read()", tools=["files.list"]
+        narrowed_workspace,
+        "e-4",
+        "import sqlite3\nopen('/workspace/src/a.py').read()",
+        tools=["files.list"],
     )
     assert (denied.status, "No module named 'sqlite3'" in denied.error) == ("invalid", True), denied
 
@@ -140,10 +143,10 @@ async def test_limits_of_the_request_are_enforced(app: ToolServer) -> None:
     )
     assert large.status == "memory"
     calling = "for _ in range(9):\n    ws.read('src/a.py')"
-    often = await app.execute(
+    calling_thrice = await app.execute(
         opened, "e-3", calling, tools=["files.read"], limits=pb.Limits(max_tool_calls=2)
     )
-    assert (often.status, often.tool_call_count) == ("budget_exceeded", 2)
+    assert (calling_thrice.status, calling_thrice.tool_call_count) == ("budget_exceeded", 2)
 
 
 @pytest.mark.parametrize(
@@ -201,13 +204,15 @@ async def test_two_concurrent_callers_share_one_run_and_it_survives_a_cancelled_
     opened = await app.open()
     code = "files.append('log.txt', 'once\\n')\nws.read('log.txt')"
     tools = ["files.append", "files.read"]
-    both = await asyncio.gather(*(app.execute(opened, "e-1", code, tools=tools) for _ in range(2)))
-    assert [data(response) for response in both] == ["once\n"] * 2
+    responses = await asyncio.gather(
+        *(app.execute(opened, "e-1", code, tools=tools) for _ in range(2))
+    )
+    assert [data(response) for response in responses] == ["once\n"] * 2
     spin = "while True:\n    pass"
     cancelled = asyncio.ensure_future(
         app.execute(opened, "e-2", spin, limits=pb.Limits(timeout_ms=3000))
     )
     await asyncio.sleep(0.5)
     cancelled.cancel()
-    again = await app.execute(opened, "e-2", spin, limits=pb.Limits(timeout_ms=3000))
-    assert again.status == "timeout"
+    later_response = await app.execute(opened, "e-2", spin, limits=pb.Limits(timeout_ms=3000))
+    assert later_response.status == "timeout"

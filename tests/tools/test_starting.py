@@ -56,7 +56,7 @@ uvloop.run(main())
 
 
 async def test_programs_start_while_grpc_is_busy() -> None:
-    ran = await asyncio.to_thread(
+    process = await asyncio.to_thread(
         subprocess.run,
         [sys.executable, "-c", PROGRAM],
         capture_output=True,
@@ -65,6 +65,6 @@ async def test_programs_start_while_grpc_is_busy() -> None:
         check=False,
     )
 
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    assert ran.stdout == "0 []\n"
-    assert "fork" not in ran.stderr
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert process.stdout == "0 []\n"
+    assert "fork" not in process.stderr

@@ -165,11 +165,11 @@ async def test_nested_sub_agents_end_at_the_maximum_depth_and_have_unique_number
         sub_agents=SubAgentLimits(depth=2, fan_out=4, turns=3),
     ) as app:
         await app.run(app.deliberation("single", 1))
-    below = calls_of(app)
-    assert len(below) == len(set(below))
+    nested_calls = calls_of(app)
+    assert len(nested_calls) == len(set(nested_calls))
     # Two agents with two sub-agents each; a block and everything below it has four, so the last two
     # were refused.
-    assert len({int(item.split(".")[2]) for item in below}) >= 6
+    assert len({int(item.split(".")[2]) for item in nested_calls}) >= 6
     second = next(call.prompt for call in app.server.requests if call.call_id.endswith("/0.2"))
     assert "middle" in second
 
@@ -207,7 +207,7 @@ async def test_recorded_sub_agents_are_not_called_again(council: Open) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "why", "turns"),
+    ("reply", "reason", "turns"),
     [
         (
             act(("files.read", {"path": "src/utils.py"})),
@@ -223,13 +223,13 @@ async def test_recorded_sub_agents_are_not_called_again(council: Open) -> None:
     ],
 )
 async def test_a_looping_sub_agent_ends_like_a_seat(
-    council: Open, reply: str, why: str, turns: int
+    council: Open, reply: str, reason: str, turns: int
 ) -> None:
     async with council(
         script(code("print(agents.run('go on'))"), lambda _body, _number: reply)
     ) as app:
         await app.run(app.deliberation("single", 1))
     assert len(calls_of(app)) == turns
-    assert f"(no answer: {why})" in next(
+    assert f"(no answer: {reason})" in next(
         call.prompt for call in app.server.requests if call.call_id.endswith("/0.2")
     )

@@ -67,7 +67,7 @@ def answer(_body: dict[str, Any], headers: Mapping[str, str]) -> str:
     }[number]
 
 
-def recorded(data_dir: Path) -> list[Path]:
+def recorded_files(data_dir: Path) -> list[Path]:
     """Return all files in which the server recorded events, without checkouts of the repository."""
     checkouts = {"repos", "checkouts", "environments", "run", "prepared", "models"}
     return [
@@ -78,7 +78,7 @@ def recorded(data_dir: Path) -> list[Path]:
 
 
 def places(data_dir: Path, secret: str) -> list[str]:
-    return [str(path) for path in recorded(data_dir) if secret.encode() in path.read_bytes()]
+    return [str(path) for path in recorded_files(data_dir) if secret.encode() in path.read_bytes()]
 
 
 async def test_no_secret_leaks_and_no_planted_instruction_is_followed(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ async def test_no_secret_leaks_and_no_planted_instruction_is_followed(tmp_path: 
             for name, finished in (("deliberate", completed), ("log", log), ("graph", graph))
             if secret in finished.out + finished.err
         ] == []
-    assert len(recorded(tmp_path / "data")) > 3
+    assert len(recorded_files(tmp_path / "data")) > 3
     assert "redacted" in events
 
 
@@ -196,12 +196,14 @@ def answer_in_parts(_body: dict[str, Any], headers: Mapping[str, str]) -> str:
     """
     if phase_of(headers) == "plan":
         return json.dumps({"approaches": ["append", "rewrite", "edit"]})
-    more = {
+    parts = {
         "1": f"KEY = BEGIN + {REST!r}\n",
         "2": f"KEY = ''.join([{HALF!r}, {REST!r}])\n",
         "3": f"YEK = {GITHUB[::-1]!r}\n",
     }
-    return turn("files.append", path="src/utils.py", content=f"{RIGHT}{more[seat_of(headers)[-1]]}")
+    return turn(
+        "files.append", path="src/utils.py", content=f"{RIGHT}{parts[seat_of(headers)[-1]]}"
+    )
 
 
 async def test_a_key_split_into_parts_is_refused_or_shown_to_a_person(tmp_path: Path) -> None:

@@ -40,10 +40,8 @@ _IO = "\n".join(
 )
 
 
-def _module(body: str, *, memory: str = "1", more: str = "") -> str:
-    return (
-        f'(module {_IO} (memory (export "memory") {memory}) {more} (func (export "_start") {body}))'
-    )
+def _module(body: str, *, memory: str = "1", declarations: str = "") -> str:
+    return f'(module {_IO} (memory (export "memory") {memory}) {declarations} (func (export "_start") {body}))'
 
 
 def _write(descriptor: int, at: int, length: str) -> str:
@@ -81,14 +79,16 @@ _MODULES: Mapping[str, str] = {
     "echo": _ECHO,
     "cat": _module(
         _open("src/a.txt", 0, _FD_READ) + _CAT + _write(1, 100, "(i32.load (i32.const 8))"),
-        more=_data("src/a.txt"),
+        declarations=_data("src/a.txt"),
     ),
-    "beside": _module(_open("src/b.txt", 0, _FD_READ) + _ERRNO, more=_data("src/b.txt")),
+    "beside": _module(_open("src/b.txt", 0, _FD_READ) + _ERRNO, declarations=_data("src/b.txt")),
     "outside": _module(
-        _open("../../etc/passwd", 0, _FD_READ) + _ERRNO, more=_data("../../etc/passwd")
+        _open("../../etc/passwd", 0, _FD_READ) + _ERRNO, declarations=_data("../../etc/passwd")
     ),
-    "link": _module(_open("out/passwd", 0, _FD_READ) + _ERRNO, more=_data("out/passwd")),
-    "write": _module(_open("src/new.txt", 1, _FD_WRITE) + _ERRNO, more=_data("src/new.txt")),
+    "link": _module(_open("out/passwd", 0, _FD_READ) + _ERRNO, declarations=_data("out/passwd")),
+    "write": _module(
+        _open("src/new.txt", 1, _FD_WRITE) + _ERRNO, declarations=_data("src/new.txt")
+    ),
     "environment": _module(
         "(drop (call $environ_sizes_get (i32.const 40) (i32.const 44)))(i32.store8 (i32.const 50) "
         "(i32.add (i32.const 48) (i32.load (i32.const 40))))" + _write(1, 50, "(i32.const 1)")
@@ -98,10 +98,10 @@ _MODULES: Mapping[str, str] = {
     "hungry": _module(
         "(loop $l (br_if $l (i32.ne (memory.grow (i32.const 1)) (i32.const -1)))) unreachable"
     ),
-    "table": _module("(nop)", more="(table 200000 funcref)"),
-    "tables": _module("(nop)", more="(table 1 funcref) " * 5),
-    "memories": _module("(nop)", more="(memory 1) " * 4),
-    "deep": _module("(call $f)", more="(func $f (call $f))"),
+    "table": _module("(nop)", declarations="(table 200000 funcref)"),
+    "tables": _module("(nop)", declarations="(table 1 funcref) " * 5),
+    "memories": _module("(nop)", declarations="(memory 1) " * 4),
+    "deep": _module("(call $f)", declarations="(func $f (call $f))"),
     "chatty": _module(
         f"(loop $l {_write(1, 0, '(i32.const 60000)')} (br_if $l (i32.ne (i32.load (i32.const 8)) "
         "(i32.const 0))))"
@@ -193,11 +193,11 @@ async def test_each_limit_ends_a_module_with_its_own_status_and_is_counted(tmp_p
     }
     async with _app(tmp_path) as run:
         for name, (status, limit) in expected.items():
-            before = metrics.WASM_LIMITS.values.get((f"wasm.{name}", limit), 0)
-            ended = await run(name)
-            assert (name, ended.status) == (name, status), ended
-            assert metrics.WASM_LIMITS.values[f"wasm.{name}", limit] == before + 1
-            assert ended.error
+            count_before = metrics.WASM_LIMITS.values.get((f"wasm.{name}", limit), 0)
+            result = await run(name)
+            assert (name, result.status) == (name, status), result
+            assert metrics.WASM_LIMITS.values[f"wasm.{name}", limit] == count_before + 1
+            assert result.error
         for name in ("deep", "fails"):
             assert (await run(name)).status is ToolStatus.ERROR
         assert (await run("echo", word="still", times=1)).status is ToolStatus.SUCCESS
@@ -206,18 +206,18 @@ async def test_each_limit_ends_a_module_with_its_own_status_and_is_counted(tmp_p
         json.dumps({"summary": "the module spin", "seconds": 0.3}), encoding="utf-8"
     )
     async with _app(tmp_path) as run:
-        before = metrics.WASM_LIMITS.values.get(("wasm.spin", "epoch"), 0)
+        count_before = metrics.WASM_LIMITS.values.get(("wasm.spin", "epoch"), 0)
         assert (await run("spin")).status is ToolStatus.TIMEOUT
-        assert metrics.WASM_LIMITS.values["wasm.spin", "epoch"] == before + 1
+        assert metrics.WASM_LIMITS.values["wasm.spin", "epoch"] == count_before + 1
 
 
 async def test_tables_memories_and_instances_are_bounded(tmp_path: Path) -> None:
     async with _app(tmp_path) as run:
         for name, limit in (("tables", "table"), ("memories", "memory")):
-            before = metrics.WASM_LIMITS.values.get((f"wasm.{name}", limit), 0)
-            ended = await run(name)
-            assert (name, ended.status) == (name, ToolStatus.MEMORY), ended
-            assert metrics.WASM_LIMITS.values[f"wasm.{name}", limit] == before + 1
+            count_before = metrics.WASM_LIMITS.values.get((f"wasm.{name}", limit), 0)
+            result = await run(name)
+            assert (name, result.status) == (name, ToolStatus.MEMORY), result
+            assert metrics.WASM_LIMITS.values[f"wasm.{name}", limit] == count_before + 1
         assert (await run("echo", word="one")).status is ToolStatus.SUCCESS
     source, target = tmp_path / "tools" / "echo.wasm", tmp_path / "echo.cwasm"
     compile_module(str(source), str(target))

@@ -69,17 +69,17 @@ async def test_a_killed_command_continues_under_its_id(tmp_path: Path) -> None:
     await asyncio.sleep(2)
     first.kill()
     await first.wait()
-    again = await command(*run, "--json")
-    assert again.code == 0, again.err
-    assert again.document["steps"]["read"]["result"]["output"]["content"] == COUNTED
-    assert {name: step["attempt"] for name, step in again.document["steps"].items()} == {
+    resumed = await command(*run, "--json")
+    assert resumed.code == 0, resumed.err
+    assert resumed.document["steps"]["read"]["result"]["output"]["content"] == COUNTED
+    assert {name: step["attempt"] for name, step in resumed.document["steps"].items()} == {
         "a": 1,
         "b": 2,
         "c": 1,
         "d": 1,
         "read": 1,
     }
-    repeated = await command(*run)  # it is over: its events are repeated, and nothing runs
+    repeated = await command(*run)  # it has ended: its events are repeated, and nothing runs
     assert (repeated.code, repeated.out.splitlines()[-1]) == (
         0,
         "[5/5] workflow counting: succeeded",
@@ -89,9 +89,9 @@ async def test_a_killed_command_continues_under_its_id(tmp_path: Path) -> None:
         0,
         True,
     ), verified.out
-    wrong = tmp_path / "wrong.yaml"
-    wrong.write_text("steps: [{id: a, tool: files.raed}]", encoding="utf-8")
-    refused = await command("tools", "run", str(wrong), "--repo", str(repo))
+    invalid_file = tmp_path / "wrong.yaml"
+    invalid_file.write_text("steps: [{id: a, tool: files.raed}]", encoding="utf-8")
+    refused = await command("tools", "run", str(invalid_file), "--repo", str(repo))
     assert (refused.code, "did you mean 'files.read'" in refused.err) == (2, True)
 
 
@@ -99,10 +99,10 @@ async def test_a_server_killed_in_or_between_steps_continues_by_itself(
     tmp_path: Path,
 ) -> None:
     repo = make_flow(tmp_path)
-    nobody = "http://127.0.0.1:9/v1"  # no model is called
+    unused_model = "http://127.0.0.1:9/v1"  # no model is called
     command = Command(
         tmp_path / "data",
-        nobody,
+        unused_model,
         extra={"MOOTHALL_WORKSPACE__ALLOWED_ROOTS": json.dumps([str(tmp_path)])},
     )
     server, stub, metadata = await serve(command)

@@ -40,19 +40,19 @@ async def app(tmp_path: Path) -> AsyncIterator[ToolServer]:
         yield opened
 
 
-def step(name: str, tool: str, **more: Any) -> dict[str, Any]:
+def step(name: str, tool: str, **fields: Any) -> dict[str, Any]:
     step_fields = {"needs", "retry", "timeout", "on_failure", "accept", "compensate"}
     return {
         "id": name,
         "tool": tool,
-        "arguments": {key: value for key, value in more.items() if key not in step_fields},
-        **{key: value for key, value in more.items() if key in step_fields},
+        "arguments": {key: value for key, value in fields.items() if key not in step_fields},
+        **{key: value for key, value in fields.items() if key in step_fields},
     }
 
 
-def count(name: str, **more: Any) -> dict[str, Any]:
+def count(name: str, **fields: Any) -> dict[str, Any]:
     """A step that appends a line each time it runs."""
-    return step(name, "files.append", path="count.txt", content=f"{name}\n", **more)
+    return step(name, "files.append", path="count.txt", content=f"{name}\n", **fields)
 
 
 def state_lines(events: list[pb.WorkflowEvent]) -> list[str]:
@@ -62,7 +62,7 @@ def state_lines(events: list[pb.WorkflowEvent]) -> list[str]:
     ]
 
 
-async def read(app: ToolServer, opened: pb.OpenWorkspaceResponse, path: str) -> str:
+async def read_file(app: ToolServer, opened: pb.OpenWorkspaceResponse, path: str) -> str:
     result = await app.call(
         opened, "files.read", f"read-{path}-{asyncio.get_running_loop().time()}", path=path
     )
@@ -104,15 +104,15 @@ async def test_three_steps_pass_outputs_on_and_retry_and_report_progress(
     ]
     assert (events[-1].done, events[-1].steps) == (3, 3)
     assert [event.seq for event in events] == sorted({event.seq for event in events})
-    assert await read(app, opened, "b.py") == "# copied\nA = 1\n"
+    assert await read_file(app, opened, "b.py") == "# copied\nA = 1\n"
     # Sent again, its events are repeated, and after a seq only the rest; nothing runs.
     assert state_lines(await app.flow(opened, flow)) == state_lines(events)
     assert state_lines(await app.flow(opened, flow, after_seq=events[-2].seq)) == [
         "workflow succeeded"
     ]
-    with pytest.raises(grpc.aio.AioRpcError) as other:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
         await app.flow(opened, {**flow, "steps": flow["steps"][:1]})
-    assert other.value.code() is grpc.StatusCode.ALREADY_EXISTS
+    assert error.value.code() is grpc.StatusCode.ALREADY_EXISTS
     report = verify_all(app.data_dir)
     assert (report.ok, report.unfinished) == (True, 0)
 
@@ -134,7 +134,7 @@ async def test_an_invalid_workflow_is_refused_before_anything_runs(app: ToolServ
     with pytest.raises(grpc.aio.AioRpcError) as stolen:
         _ = [event async for event in app.flowing(opened, {"steps": [count("a")]}, token=OTHER)]
     assert stolen.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    assert await read(app, opened, "count.txt") == "error"
+    assert await read_file(app, opened, "count.txt") == "error"
 
 
 async def test_completed_steps_are_compensated_in_reverse(app: ToolServer) -> None:
@@ -166,7 +166,7 @@ async def test_completed_steps_are_compensated_in_reverse(app: ToolServer) -> No
         "workflow compensated",
     ]
     assert "exited with 4" in next(event.error for event in events if event.state == "failed")
-    assert await read(app, opened, "count.txt") == "a\nb\n-b\n-a\n"
+    assert await read_file(app, opened, "count.txt") == "a\nb\n-b\n-a\n"
 
 
 async def test_a_workspace_is_reserved_for_its_workflow_until_that_ends(app: ToolServer) -> None:
@@ -181,7 +181,7 @@ async def test_a_workspace_is_reserved_for_its_workflow_until_that_ends(app: Too
     stream = aiter(call)
     while (await anext(stream)).step != "b":
         pass
-    assert await read(app, opened, "src/a.txt") == "A = 1\n"
+    assert await read_file(app, opened, "src/a.txt") == "A = 1\n"
     for attempt in (
         app.call(opened, "files.write", "mine", path="x", content=""),
         app.flow(opened, {"id": "second", "steps": [count("z")]}),
@@ -197,7 +197,7 @@ async def test_a_workspace_is_reserved_for_its_workflow_until_that_ends(app: Too
         },
     )
     assert state_lines(events)[-1] == "workflow succeeded"
-    assert await read(app, opened, "count.txt") == "a\nx\n"
+    assert await read_file(app, opened, "count.txt") == "a\nx\n"
     assert (await app.call(opened, "files.write", "mine", path="x", content="")).status == "success"
 
 
@@ -219,7 +219,7 @@ async def test_a_step_is_repeated_after_its_executor_was_killed(app: ToolServer)
     assert [
         event.attempt for event in events if event.step == "b" and event.state == "started"
     ] == [1, 2]
-    assert await read(app, opened, "count.txt") == "a\nhalfb\nc\n"
+    assert await read_file(app, opened, "count.txt") == "a\nhalfb\nc\n"
     assert verify_all(app.data_dir).ok
 
 
@@ -263,15 +263,15 @@ async def test_a_workflow_over_http_streams_one_json_line_per_event(app: ToolSer
             ("", "succeeded"),
         ]
         assert lines[4]["result"]["output"]["content"] == "one\n"
-        again = {**named, "workflow": flow, "after_seq": lines[3]["seq"]}
-        async with web.session.post(url, json=again, headers=carried) as response:
+        resumed_request = {**named, "workflow": flow, "after_seq": lines[3]["seq"]}
+        async with web.session.post(url, json=resumed_request, headers=carried) as response:
             assert [json.loads(line)["seq"] async for line in response.content] == [
                 line["seq"] for line in lines[4:]
             ]
-        wrong = await web(
+        refused = await web(
             "POST", "/v1/workflows", {**named, "workflow": {"id": "wrong", "steps": []}}
         )
-        assert (wrong.status, wrong.json["code"]) == (400, "INVALID_REQUEST")
+        assert (refused.status, refused.json["code"]) == (400, "INVALID_REQUEST")
         assert (
             await web("POST", "/v1/workflows", {**named, "workflow": flow}, token=OTHER)
         ).status == 403

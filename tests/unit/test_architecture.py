@@ -173,7 +173,7 @@ class _Definitions(NamedTuple):
 
 @cache
 def _definitions() -> _Definitions:
-    found = _Definitions([], [])
+    definitions = _Definitions([], [])
     for path in SOURCE.rglob("*.py"):
         if "pb" in path.parts:
             continue
@@ -181,11 +181,11 @@ def _definitions() -> _Definitions:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 place = f"{path.relative_to(SOURCE)}:{node.lineno}"
                 if isinstance(node, ast.ClassDef):
-                    found.classes.append((place, node.name, _count_arguments(node)))
+                    definitions.classes.append((place, node.name, _count_arguments(node)))
                 else:
                     lines = (node.end_lineno or 0) - node.lineno + 1
-                    found.functions.append((place, node.name, lines))
-    return found
+                    definitions.functions.append((place, node.name, lines))
+    return definitions
 
 
 def _count_arguments(node: ast.ClassDef) -> int:

@@ -18,7 +18,7 @@ from jsonschema_rs import Draft202012Validator
 
 from support import gobuilt
 from support.kube import crds
-from support.kube.manifests import Objects, kustomized, objects
+from support.kube.manifests import Objects, objects, run_kustomize
 
 pytestmark = pytest.mark.e2e
 
@@ -30,7 +30,7 @@ TEMPLATE = ("template", "--kube-version=1.34")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _defined() -> None:
+def _require_definitions() -> None:
     try:
         crds.files()
     except gobuilt.Missing as missing:
@@ -50,55 +50,57 @@ def helm() -> str:
         )
 
 
-def rendered(helm: str, *arguments: str, namespace: str = "moothall") -> str:
+def render_chart(helm: str, *arguments: str, namespace: str = "moothall") -> str:
     command = [helm, *TEMPLATE, "a-release", str(CHART), f"--namespace={namespace}", *arguments]
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr
     return completed.stdout
 
 
-def accepted(each: dict[str, Any]) -> None:
-    schema = crds.schema(each["kind"])
+def assert_accepted(manifest: dict[str, Any]) -> None:
+    schema = crds.schema(manifest["kind"])
     if schema is None:
-        kubernetes_validate.validate(each, "1.34", strict=True)
+        kubernetes_validate.validate(manifest, "1.34", strict=True)
     else:
-        Draft202012Validator(schema).validate(each)
+        Draft202012Validator(schema).validate(manifest)
 
 
-def in_order(each: dict[str, Any]) -> dict[str, Any]:
+def in_order(manifest: dict[str, Any]) -> dict[str, Any]:
     """Return volumes sorted by name: kustomize puts patched ones first, which has no meaning."""
-    if each["kind"] == "Deployment":
-        each["spec"]["template"]["spec"]["volumes"].sort(key=lambda volume: str(volume["name"]))
-    return each
+    if manifest["kind"] == "Deployment":
+        manifest["spec"]["template"]["spec"]["volumes"].sort(key=lambda volume: str(volume["name"]))
+    return manifest
 
 
-def same(ours: Objects, theirs: Objects) -> None:
+def assert_same_manifests(ours: Objects, theirs: Objects) -> None:
     del theirs["Namespace", "", "moothall"]  # Helm's own: --create-namespace
-    for (kind, _, name), each in ours.items():
+    for (kind, _, name), manifest in ours.items():
         if name.startswith("moothall"):
             if (
                 kind == "Deployment"
                 # Kustomize leaves the pods alone when settings change; Helm's users expect a
                 # restart.
             ):
-                assert each["spec"]["template"]["metadata"].pop("annotations").keys() == {
+                assert manifest["spec"]["template"]["metadata"].pop("annotations").keys() == {
                     "checksum/settings"
                 }
             # Kustomize does not remove objects that are no longer in the manifests.
             if kind == "PersistentVolumeClaim":
-                assert each["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+                assert manifest["metadata"].pop("annotations") == {
+                    "helm.sh/resource-policy": "keep"
+                }
     assert ours.keys() == theirs.keys()
-    for key, each in theirs.items():
-        assert in_order(ours[key]) == in_order(each), key
-        accepted(each)
+    for key, manifest in theirs.items():
+        assert in_order(ours[key]) == in_order(manifest), key
+        assert_accepted(manifest)
 
 
 @pytest.mark.parametrize(
     "overlay", sorted(path.name for path in (DEPLOY / "k8s/overlays").iterdir())
 )
 def test_the_chart_renders_the_objects_of_the_overlay(helm: str, overlay: str) -> None:
-    ours = rendered(helm, f"--values={CHART}/ci/{overlay}-values.yaml")
-    same(objects(ours), objects(kustomized(DEPLOY / "k8s/overlays" / overlay)))
+    ours = render_chart(helm, f"--values={CHART}/ci/{overlay}-values.yaml")
+    assert_same_manifests(objects(ours), objects(run_kustomize(DEPLOY / "k8s/overlays" / overlay)))
 
 
 COMPONENTS = {
@@ -123,13 +125,13 @@ def test_every_component_can_be_enabled_by_chart_values(helm: str, tmp_path: Pat
     ]
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(copied), encoding="utf-8")
     chosen = [f"--set={value}" for value in COMPONENTS.values()]
-    ours = rendered(helm, f"--values={CHART}/ci/dev-values.yaml", *chosen)
-    same(objects(ours), objects(kustomized(tmp_path)))
+    ours = render_chart(helm, f"--values={CHART}/ci/dev-values.yaml", *chosen)
+    assert_same_manifests(objects(ours), objects(run_kustomize(tmp_path)))
 
 
 def test_environments_are_mounted_in_pods_that_create_workspaces(helm: str, tmp_path: Path) -> None:
     inner, outer = tmp_path / "inner", tmp_path / "outer"
-    for folder, below, component in (
+    for folder, base, component in (
         (inner, DEPLOY / "k8s/overlays/prod", "environments"),
         (outer, inner, "roles"),
     ):
@@ -137,19 +139,19 @@ def test_environments_are_mounted_in_pods_that_create_workspaces(helm: str, tmp_
         kustomization = {
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
             "kind": "Kustomization",
-            "resources": [os.path.relpath(below, folder)],
+            "resources": [os.path.relpath(base, folder)],
             "components": [os.path.relpath(DEPLOY / "k8s/components" / component, folder)],
         }
         (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization), encoding="utf-8")
     ours = objects(
-        rendered(
+        render_chart(
             helm, f"--values={CHART}/ci/prod-roles-values.yaml", "--set=environments.enabled=true"
         )
     )
-    same(ours, objects(kustomized(outer)))
+    assert_same_manifests(ours, objects(run_kustomize(outer)))
     pods = {
-        name: each["spec"]["template"]["spec"]
-        for (kind, _, name), each in ours.items()
+        name: manifest["spec"]["template"]["spec"]
+        for (kind, _, name), manifest in ours.items()
         if kind == "Deployment"
     }
     pods["worker"] = ours["RayCluster", "moothall", "hosts"]["spec"]["workerGroupSpecs"][0][
@@ -158,7 +160,7 @@ def test_environments_are_mounted_in_pods_that_create_workspaces(helm: str, tmp_
     mounting = {
         name
         for name, pod in pods.items()
-        if "environments" in {each["name"] for each in pod.get("volumes", ())}
+        if "environments" in {volume["name"] for volume in pod.get("volumes", ())}
     }
     assert mounting == {"worker", "moothall-hosts", "moothall-tools"}
 
@@ -181,10 +183,10 @@ egress: {enabled: true, apiServer: [192.0.2.1/32, "::1/128"]}
 
 def test_user_values_are_rendered_in_another_namespace(helm: str, tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text(EVERYTHING, encoding="utf-8")
-    text = rendered(helm, f"--values={tmp_path}/values.yaml", namespace="other")
+    text = render_chart(helm, f"--values={tmp_path}/values.yaml", namespace="other")
     manifests = objects(text)
     for manifest in manifests.values():
-        accepted(manifest)
+        assert_accepted(manifest)
     assert {space for _, space, _ in manifests} == {"other", "other-workspaces"}
     settings = manifests["ConfigMap", "other", "moothall"]["data"]
     assert settings["MOOTHALL_LLM__MODEL"] == 'a "name"'
@@ -220,16 +222,16 @@ def test_every_pod_runs_where_configured_with_the_secrets_for_its_image(
     helm: str, tmp_path: Path
 ) -> None:
     (tmp_path / "values.yaml").write_text(PLACED, encoding="utf-8")
-    manifests = objects(rendered(helm, f"--values={tmp_path}/values.yaml"))
+    manifests = objects(render_chart(helm, f"--values={tmp_path}/values.yaml"))
     placed = {}
-    for (kind, _, name), each in manifests.items():
-        spec = each.get("spec", {})
+    for (kind, _, name), manifest in manifests.items():
+        spec = manifest.get("spec", {})
         groups = (
             (spec["headGroupSpec"], *spec["workerGroupSpecs"]) if kind == "RayCluster" else (spec,)
         )
         for number, group in enumerate(groups):
             if "template" in group:
-                accepted(each)
+                assert_accepted(manifest)
                 placed[f"{name}-{number}"] = pod = group["template"]["spec"]
                 assert pod["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}]
     assert placed.keys() == {"moothall-0", "nats-0", "neo4j-0", "vllm-0", "hosts-0", "hosts-1"}
@@ -260,7 +262,7 @@ vllm: {enabled: true, contextTokens: 1048576}
 def test_numbers_are_rendered_as_written(helm: str, tmp_path: Path) -> None:
     """Helm reads numbers of a file as floats, and takes 0 and false for nothing."""
     (tmp_path / "values.yaml").write_text(NUMBERS, encoding="utf-8")
-    manifests = objects(rendered(helm, f"--values={tmp_path}/values.yaml"))
+    manifests = objects(render_chart(helm, f"--values={tmp_path}/values.yaml"))
     settings = manifests["ConfigMap", "moothall", "moothall"]["data"]
     assert settings["MOOTHALL_BUS__MAX_STORE_BYTES"] == "50000000000"
     assert settings["MOOTHALL_BUS__WAIT_SECONDS"] == "0", "a user's values take precedence"
@@ -292,11 +294,13 @@ roles: {enabled: true, minReplicas: 3, maxReplicas: 9, cpu: 500m}
 
 def test_roles_are_rendered_with_custom_values_and_without_ray(helm: str, tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text(BY_ROLE, encoding="utf-8")
-    manifests = objects(rendered(helm, f"--values={tmp_path}/values.yaml", namespace="other"))
-    for each in manifests.values():
-        accepted(each)
+    manifests = objects(render_chart(helm, f"--values={tmp_path}/values.yaml", namespace="other"))
+    for manifest in manifests.values():
+        assert_accepted(manifest)
     services = {
-        name: each["spec"] for (kind, _, name), each in manifests.items() if kind == "Deployment"
+        name: manifest["spec"]
+        for (kind, _, name), manifest in manifests.items()
+        if kind == "Deployment"
     }
     assert services.keys() == {
         "moothall-api",
@@ -304,8 +308,8 @@ def test_roles_are_rendered_with_custom_values_and_without_ray(helm: str, tmp_pa
         "moothall-tools",
         "moothall-hosts",
     }
-    for each in services.values():
-        pod = each["template"]["spec"]
+    for manifest in services.values():
+        pod = manifest["template"]["spec"]
         assert pod["terminationGracePeriodSeconds"] == 13 + 60 + 30, (
             "the pod's grace period follows the settings"
         )
@@ -393,13 +397,13 @@ def test_the_documented_install_command_is_valid(helm: str) -> None:
         "unspecified values keep the previous behaviour"
     )
     for manifest in manifests.values():
-        accepted(manifest)
+        assert_accepted(manifest)
 
 
 def test_the_examples_match_their_definitions() -> None:
     for path in (DEPLOY / "k8s/examples").glob("*.yaml"):
         for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
-            accepted(document)
+            assert_accepted(document)
 
 
 def test_helm_lint_reports_nothing(helm: str) -> None:

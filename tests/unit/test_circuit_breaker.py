@@ -80,11 +80,11 @@ def test_a_call_started_before_the_failures_does_not_decide_for_the_probe() -> N
 
 @given(st.lists(st.booleans()), st.integers(1, 6))
 def test_the_circuit_opens_after_exactly_the_allowed_consecutive_failures(
-    results: list[bool], most: int
+    results: list[bool], max_failures: int
 ) -> None:
-    breaker = CircuitBreaker(most, 10, clock=Clock())
+    breaker = CircuitBreaker(max_failures, 10, clock=Clock())
     failures = 0
     for failed in results:
-        assert call(breaker, failed=failed) is (failures < most)
-        if failures < most:
+        assert call(breaker, failed=failed) is (failures < max_failures)
+        if failures < max_failures:
             failures = failures + 1 if failed else 0

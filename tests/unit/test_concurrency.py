@@ -21,22 +21,25 @@ from moothall.errors import BusUnavailable, ConfigurationError
 
 async def test_parts_start_concurrently_and_are_closed() -> None:
     closed: list[str] = []
-    both = asyncio.Barrier(2)
+    barrier = asyncio.Barrier(2)
 
     @asynccontextmanager
     async def part(name: str) -> AsyncIterator[str]:
-        await both.wait()  # neither passes before the other has started
+        await barrier.wait()  # neither passes before the other has started
         yield name
         closed.append(f"{name} closed")
 
-    async with start_in_own_task(part("one")) as one, start_in_own_task(part("two")) as two:
-        assert (await one, await two) == ("one", "two")
+    async with (
+        start_in_own_task(part("one")) as first_part,
+        start_in_own_task(part("two")) as second_part,
+    ):
+        assert (await first_part, await second_part) == ("one", "two")
     assert closed == ["two closed", "one closed"]
 
 
 async def test_a_failed_start_is_raised_to_the_awaiting_body() -> None:
     @asynccontextmanager
-    async def broken() -> AsyncIterator[None]:
+    async def break_at_start() -> AsyncIterator[None]:
         check_fails()
         yield
 
@@ -44,7 +47,7 @@ async def test_a_failed_start_is_raised_to_the_awaiting_body() -> None:
         raise ConfigurationError("no such thing")
 
     with pytest.raises(ExceptionGroup) as caught:
-        async with start_in_own_task(broken()) as part:
+        async with start_in_own_task(break_at_start()) as part:
             await part
     assert caught.group_contains(ConfigurationError, match="no such thing")
 
@@ -117,26 +120,26 @@ async def test_a_broadcast_reads_its_source_once_and_slow_listeners_get_batches(
             ended += 1
 
     fan = Broadcast(source)
-    one, other = fan.subscribe(), fan.subscribe()
+    prompt_reader, late_reader = fan.subscribe(), fan.subscribe()
     go.put_nowait(1)
-    assert await anext(one) == [1]
-    assert await anext(other) == [1]  # it came later, and receives the latest first
+    assert await anext(prompt_reader) == [1]
+    assert await anext(late_reader) == [1]  # it came later, and receives the latest first
     for item in (2, 3, 4):
         go.put_nowait(item)
     while not go.empty():
         await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert await anext(one) == [2, 3, 4]
-    await one.aclose()
+    assert await anext(prompt_reader) == [2, 3, 4]
+    await prompt_reader.aclose()
     assert (started, ended) == (1, 0)
-    await other.aclose()
+    await late_reader.aclose()
     await asyncio.sleep(0.01)
     assert (started, ended) == (1, 1)  # there is no listener any longer
-    again = fan.subscribe()
+    later_reader = fan.subscribe()
     go.put_nowait(5)
-    assert await anext(again) == [5]
+    assert await anext(later_reader) == [5]
     go.put_nowait(None)
-    assert await anext(again, None) is None
+    assert await anext(later_reader, None) is None
     assert (started, ended) == (2, 2)
 
 
@@ -210,21 +213,21 @@ async def test_an_error_of_one_source_is_raised_and_the_others_are_closed(place:
 async def test_the_items_waiting_for_a_slow_reader_are_limited() -> None:
     produced: list[int] = []
 
-    async def many() -> AsyncGenerator[int, None]:
+    async def produce_many() -> AsyncGenerator[int, None]:
         for item in range(100):
             produced.append(item)
             yield item
 
-    async with aclosing(merge(many(), max_queued=3)) as items:
+    async with aclosing(merge(produce_many(), max_queued=3)) as items:
         assert await anext(items) == 0
         for _ in range(50):
             await asyncio.sleep(0)
         assert len(produced) <= 6
 
 
-@pytest.mark.parametrize(("most", "expected"), [(5, None), (6, b"abcdef"), (7, b"abcdef")])
+@pytest.mark.parametrize(("limit", "expected"), [(5, None), (6, b"abcdef"), (7, b"abcdef")])
 async def test_a_body_in_pieces_is_read_to_its_end_or_limit(
-    most: int, expected: bytes | None
+    limit: int, expected: bytes | None
 ) -> None:
     stream = asyncio.StreamReader()
 
@@ -236,7 +239,7 @@ async def test_a_body_in_pieces_is_read_to_its_end_or_limit(
 
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         group.create_task(comes())
-        assert await read_body(stream.readexactly, most) == expected
+        assert await read_body(stream.readexactly, limit) == expected
 
 
 async def test_a_first_source_that_is_cancelled_from_within_ends_the_others() -> None:
@@ -258,12 +261,12 @@ async def test_a_long_loop_yields_to_other_tasks(max_seconds: float, has_turn: b
     async def take_a_turn() -> None:
         turns.append("other")
 
-    other = asyncio.create_task(take_a_turn())
+    other_task = asyncio.create_task(take_a_turn())
     pace = Pace(max_seconds)
     for _ in range(3):
         await pace.step()
     assert bool(turns) is has_turn
-    await other
+    await other_task
 
 
 async def test_work_beside_a_short_block_never_starts() -> None:

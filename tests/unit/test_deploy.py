@@ -28,7 +28,7 @@ KUBERNETES = "1.34"
 DEFINED = {"PrometheusRule", "RayCluster", "ServiceMonitor", "VolumeSnapshot"}
 
 
-def read(path: Path) -> Iterator[Any]:
+def read_documents(path: Path) -> Iterator[Any]:
     # Ten times as fast as the one in Python.
     return yaml.load_all(path.read_text(encoding="utf-8"), yaml.CSafeLoader)
 
@@ -36,12 +36,12 @@ def read(path: Path) -> Iterator[Any]:
 def documents(folder: Path = DEPLOY / "base") -> Iterator[dict[str, Any]]:
     for path in sorted(folder.glob("*.yaml")):
         if path.name not in {"kustomization.yaml", *patches(folder)}:
-            yield from read(path)
+            yield from read_documents(path)
 
 
 def kustomization(folder: Path) -> dict[str, Any]:
     path = folder / "kustomization.yaml"
-    document: dict[str, Any] = next(read(path)) if path.exists() else {}
+    document: dict[str, Any] = next(read_documents(path)) if path.exists() else {}
     return document
 
 
@@ -50,7 +50,7 @@ def patches(folder: Path) -> set[str]:
     return {patch["path"] for patch in kustomization(folder).get("patches", ()) if "path" in patch}
 
 
-def one(kind: str, name: str) -> dict[str, Any]:
+def manifest_named(kind: str, name: str) -> dict[str, Any]:
     return next(
         document
         for document in documents()
@@ -72,9 +72,9 @@ def test_every_manifest_is_referenced_and_valid_for_kubernetes(folder: Path) -> 
             kubernetes_validate.validate(document, KUBERNETES, strict=True)
 
 
-def is_copied(each: dict[str, Any]) -> bool:
+def is_copied(manifest: dict[str, Any]) -> bool:
     """Return whether its pod is copied from another; test_chart.py checks the result."""
-    return each["kind"] == "Deployment" and not each["spec"]["template"]["spec"]
+    return manifest["kind"] == "Deployment" and not manifest["spec"]["template"]["spec"]
 
 
 def test_the_examples_are_valid_for_kubernetes_and_use_existing_options() -> None:
@@ -93,15 +93,17 @@ def test_the_examples_are_valid_for_kubernetes_and_use_existing_options() -> Non
     assert arguments[-2:] == ["--", "$(TASK)"], "a task that begins with '-' is not an option"
 
 
-def configured(folder: Path) -> dict[str, str]:
+def config_map_of(folder: Path) -> dict[str, str]:
     """Return the ConfigMap of the services after an overlay or a component."""
-    below = [
+    parents = [
         name
         for name in kustomization(folder).get("resources", ())
         if name.startswith("../") and name != "../../base"
     ]
     environment = (
-        configured((folder / below[0]).resolve()) if below else one("ConfigMap", "moothall")["data"]
+        config_map_of((folder / parents[0]).resolve())
+        if parents
+        else manifest_named("ConfigMap", "moothall")["data"]
     )
     parts = [(folder / name).resolve() for name in kustomization(folder).get("components", ())]
     for patch in (
@@ -121,11 +123,13 @@ def configured(folder: Path) -> dict[str, str]:
 def test_every_configuration_key_is_a_setting(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment = configured(folder)
+    environment = config_map_of(folder)
     keys = create_account_files(tmp_path / "keys")
     (bus,) = [
         volume["secret"]
-        for volume in one("Deployment", "moothall")["spec"]["template"]["spec"]["volumes"]
+        for volume in manifest_named("Deployment", "moothall")["spec"]["template"]["spec"][
+            "volumes"
+        ]
         if volume["name"] == "bus"
     ]
     files = {item["path"]: keys[item["key"]] for item in bus["items"]}
@@ -137,8 +141,11 @@ def test_every_configuration_key_is_a_setting(
     settings = load_settings()
     assert settings.workspace.kind == "kubernetes"
     assert settings.bus.url == environment["MOOTHALL_BUS__URL"]
-    assert settings.bus.replicas == one("StatefulSet", "nats")["spec"]["replicas"]
-    assert settings.jobs.namespace == one("ResourceQuota", "workspaces")["metadata"]["namespace"]
+    assert settings.bus.replicas == manifest_named("StatefulSet", "nats")["spec"]["replicas"]
+    assert (
+        settings.jobs.namespace
+        == manifest_named("ResourceQuota", "workspaces")["metadata"]["namespace"]
+    )
 
 
 def test_the_services_may_create_jobs_in_one_namespace_only() -> None:
@@ -159,12 +166,12 @@ def test_the_services_may_create_jobs_in_one_namespace_only() -> None:
     }
 
 
-def within(node: Any) -> Iterator[dict[str, Any]]:
+def mappings_in(node: Any) -> Iterator[dict[str, Any]]:
     """Yield every mapping in a document."""
     if isinstance(node, dict):
         yield node
     for item in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-        yield from within(item)
+        yield from mappings_in(item)
 
 
 def test_every_volume_of_the_log_is_snapshotted_and_restored() -> None:
@@ -178,14 +185,14 @@ def test_every_volume_of_the_log_is_snapshotted_and_restored() -> None:
         for document in documents(DEPLOY / "examples")
         if document["kind"] == "VolumeSnapshot"
     }
-    servers = range(one("StatefulSet", "nats")["spec"]["replicas"])
+    servers = range(manifest_named("StatefulSet", "nats")["spec"]["replicas"])
     assert claims == snapshotted == {"moothall", *(f"data-nats-{number}" for number in servers)}
 
 
 def test_both_namespaces_and_every_pod_are_restricted() -> None:
-    files = [next(read(folder / name)) for folder in FOLDERS for name in patches(folder)]
-    seen = 0
-    for mapping in within([[*documents(folder)] for folder in FOLDERS] + files):
+    files = [next(read_documents(folder / name)) for folder in FOLDERS for name in patches(folder)]
+    pod_count = 0
+    for mapping in mappings_in([[*documents(folder)] for folder in FOLDERS] + files):
         if mapping.get("kind") == "Namespace":
             assert mapping["metadata"]["labels"] == {
                 "pod-security.kubernetes.io/enforce": "restricted"
@@ -195,7 +202,7 @@ def test_both_namespaces_and_every_pod_are_restricted() -> None:
             assert mapping["securityContext"]["runAsNonRoot"] is True
             assert mapping["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         if "image" in mapping:
-            seen += 1
+            pod_count += 1
             ours = mapping["image"] in {"moothall", "nats"}
             assert mapping["securityContext"] == {
                 "allowPrivilegeEscalation": False,
@@ -203,14 +210,16 @@ def test_both_namespaces_and_every_pod_are_restricted() -> None:
                 **({"readOnlyRootFilesystem": True} if ours else {}),
                 "capabilities": {"drop": ["ALL"]},
             }
-    assert seen == 7
+    assert pod_count == 7
 
 
 def test_pods_that_read_settings_get_no_service_variables() -> None:
     """`MOOTHALL_METRICS_SERVICE_HOST`, set for the Service moothall-metrics, would end it."""
     pods = [
         mapping
-        for mapping in within([[*documents(folder)] for folder in (*FOLDERS, DEPLOY / "examples")])
+        for mapping in mappings_in(
+            [[*documents(folder)] for folder in (*FOLDERS, DEPLOY / "examples")]
+        )
         if "containers" in mapping
     ]
     ours = [
@@ -228,7 +237,7 @@ def test_private_files_stay_private_when_a_volume_is_mounted_again() -> None:
     """
     pods = [
         mapping
-        for mapping in within([[*documents(folder)] for folder in FOLDERS])
+        for mapping in mappings_in([[*documents(folder)] for folder in FOLDERS])
         if "fsGroup" in mapping
     ]
     assert len(pods) == 6
@@ -243,7 +252,7 @@ def test_the_ray_version_of_the_hosts_matches_the_images() -> None:
     ]
     lock = (DEPLOY.parents[1] / "requirements/run.txt").read_text(encoding="utf-8")
     assert f"\nray=={cluster['spec']['rayVersion']} " in lock
-    environment = configured(DEPLOY / "components/hosts")
+    environment = config_map_of(DEPLOY / "components/hosts")
     assert (
         environment["MOOTHALL_RAY__ADDRESS"]
         == f"{cluster['metadata']['name']}-head-svc.moothall:6379"
@@ -280,7 +289,7 @@ def test_a_node_with_a_host_on_ray_can_be_drained() -> None:
 
 
 def test_alerts_use_existing_metrics_and_labels_and_each_has_a_runbook() -> None:
-    (rule,) = read(DEPLOY / "components/monitoring/rules.yaml")
+    (rule,) = read_documents(DEPLOY / "components/monitoring/rules.yaml")
     alerts = [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
     text = (DEPLOY.parents[1] / "docs/operating.md").read_text(encoding="utf-8")
     headings = re.findall(r"^#### (Moothall\w+)$", text, re.MULTILINE)

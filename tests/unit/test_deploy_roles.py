@@ -28,7 +28,7 @@ from moothall.pb.workspace.v1 import workspace_pb2
 from moothall.settings import load_settings
 from support.callers import EVERYWHERE, TOKENS, api_dependencies, certificate
 from support.deliberation_service import MemoryDeliberations
-from support.kube.manifests import Objects, kustomized, objects
+from support.kube.manifests import Objects, objects, run_kustomize
 
 pytestmark = pytest.mark.e2e
 
@@ -49,7 +49,7 @@ ELSEWHERE = 30.0
 
 @pytest.fixture(scope="module")
 def overlay() -> Objects:
-    return objects(kustomized(OVERLAY))
+    return objects(run_kustomize(OVERLAY))
 
 
 @pytest.fixture
@@ -64,10 +64,10 @@ def settings(overlay: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def deployments(overlay: Objects) -> dict[str, dict[str, Any]]:
     """Return the specs of our deployments, by name."""
     return {
-        name: each["spec"]
-        for (kind, _, name), each in overlay.items()
+        name: manifest["spec"]
+        for (kind, _, name), manifest in overlay.items()
         if kind == "Deployment"
-        and each["spec"]["template"]["metadata"]["labels"][NAME] == "moothall"
+        and manifest["spec"]["template"]["metadata"]["labels"][NAME] == "moothall"
     }
 
 
@@ -77,7 +77,7 @@ def container(spec: dict[str, Any]) -> dict[str, Any]:
     return pod_container
 
 
-def seen_keys(spec: dict[str, Any]) -> dict[str, str]:
+def visible_keys(spec: dict[str, Any]) -> dict[str, str]:
     """Return the bus keys that a pod finds, with their file names."""
     (bus,) = [
         volume["secret"]
@@ -91,7 +91,7 @@ def test_each_role_connects_to_the_bus_with_its_own_credentials(overlay: Objects
     for name, spec in deployments(overlay).items():
         role = name.removeprefix("moothall-")
         links = {"links.json": "links.json"} if role in {"hosts", "tools"} else {}
-        assert seen_keys(spec) == {"bus.creds": f"{role}.creds", **links}
+        assert visible_keys(spec) == {"bus.creds": f"{role}.creds", **links}
         variables = {variable["name"] for variable in container(spec)["env"]}
         assert ("MOOTHALL_JOBS__LINK_KEYS_FILE" in variables) == bool(links)
         assert "MOOTHALL_RAY__CREDENTIALS_FILE" not in variables
@@ -99,7 +99,7 @@ def test_each_role_connects_to_the_bus_with_its_own_credentials(overlay: Objects
     assert "moothall-bus" not in str(overlay["RayCluster", "moothall", "hosts"])
 
 
-def only(spec: dict[str, Any]) -> tuple[str, ...]:
+def roles_of(spec: dict[str, Any]) -> tuple[str, ...]:
     serve, roles = container(spec)["args"]
     assert serve == "serve"
     return parse_roles([roles.removeprefix("--only=")])
@@ -110,15 +110,16 @@ def test_every_role_has_one_deployment_and_no_part_is_embedded(
 ) -> None:
     specs = deployments(overlay)
     assert "moothall" not in specs
-    assert sorted(role for spec in specs.values() for role in only(spec)) == sorted(ROLES)
+    assert sorted(role for spec in specs.values() for role in roles_of(spec)) == sorted(ROLES)
     for spec in specs.values():
-        assert embedded_parts(settings, frozenset(only(spec))) == ()
+        assert embedded_parts(settings, frozenset(roles_of(spec))) == ()
 
 
 def test_no_deployment_selects_the_pods_of_another(overlay: Objects) -> None:
-    for one, other in combinations(deployments(overlay).values(), 2):
+    for deployment, other_deployment in combinations(deployments(overlay).values(), 2):
         assert (
-            one["selector"]["matchLabels"].items() - other["template"]["metadata"]["labels"].items()
+            deployment["selector"]["matchLabels"].items()
+            - other_deployment["template"]["metadata"]["labels"].items()
         )
 
 
@@ -146,10 +147,10 @@ def test_a_stopped_process_gets_the_configured_grace_period(
 
 
 def test_the_single_process_gets_its_configured_termination_time() -> None:
-    one = objects(kustomized(PROD))["Deployment", "moothall", "moothall"]["spec"]["template"][
+    pod = objects(run_kustomize(PROD))["Deployment", "moothall", "moothall"]["spec"]["template"][
         "spec"
     ]
-    assert one["terminationGracePeriodSeconds"] == GrpcSettings().grace_seconds + ELSEWHERE
+    assert pod["terminationGracePeriodSeconds"] == GrpcSettings().grace_seconds + ELSEWHERE
 
 
 def test_only_the_deployment_that_starts_ray_hosts_has_the_token_and_access(
@@ -168,15 +169,15 @@ def test_only_the_deployment_that_starts_ray_hosts_has_the_token_and_access(
 
 
 def test_deployments_that_create_no_jobs_have_no_service_account_token(overlay: Objects) -> None:
-    without = {
+    without_token = {
         name
         for name, spec in deployments(overlay).items()
         if spec["template"]["spec"].get("automountServiceAccountToken") is False
     }
-    assert without == {
+    assert without_token == {
         name
         for name, spec in deployments(overlay).items()
-        if not {"hosts", "tools"} & set(only(spec))
+        if not {"hosts", "tools"} & set(roles_of(spec))
     }
 
 
@@ -187,12 +188,17 @@ def test_service_ports_lead_to_the_role_that_answers_them(overlay: Objects) -> N
     ):
         spec = overlay["Service", "moothall", service]["spec"]
         (answering,) = [
-            deployment for deployment in deployments(overlay).values() if role in only(deployment)
+            deployment
+            for deployment in deployments(overlay).values()
+            if role in roles_of(deployment)
         ]
         assert spec["selector"] == answering["selector"]["matchLabels"]
-        there = {port["containerPort"]: port["name"] for port in container(answering)["ports"]}
+        container_ports = {
+            port["containerPort"]: port["name"] for port in container(answering)["ports"]
+        }
         leads = {
-            port["port"]: port.get("targetPort", there.get(port["port"])) for port in spec["ports"]
+            port["port"]: port.get("targetPort", container_ports.get(port["port"]))
+            for port in spec["ports"]
         }
         assert {port for port, target in leads.items() if target == "grpc"} == answered.keys() | {
             50055
@@ -202,8 +208,8 @@ def test_service_ports_lead_to_the_role_that_answers_them(overlay: Objects) -> N
 
 def test_a_single_process_api_has_all_service_ports() -> None:
     (service,) = [
-        each
-        for key, each in objects(kustomized(PROD)).items()
+        manifest
+        for key, manifest in objects(run_kustomize(PROD)).items()
         if key == ("Service", "moothall", "moothall")
     ]
     assert {port["port"] for port in service["spec"]["ports"]} == {*OF_API, *OF_TOOLS, 8080}
@@ -237,7 +243,7 @@ def test_the_ingress_routes_tool_calls_to_tools_and_keeps_browser_sessions(
 
 
 def test_the_ingress_body_limits_allow_the_apis_largest_messages(overlay: Objects) -> None:
-    for name, most in (
+    for name, max_bytes in (
         ("moothall", MAX_BODY_BYTES),
         ("moothall-grpc", MAX_MESSAGE_BYTES),
     ):
@@ -245,7 +251,7 @@ def test_the_ingress_body_limits_allow_the_apis_largest_messages(overlay: Object
             "nginx.ingress.kubernetes.io/proxy-body-size"
         ]
         assert limit.endswith("m")
-        assert int(limit[:-1]) * 1024**2 > most, "nginx limits bodies to 1m by default"
+        assert int(limit[:-1]) * 1024**2 > max_bytes, "nginx limits bodies to 1m by default"
 
 
 def test_scaled_roles_have_disruption_budgets_and_autoscalers(overlay: Objects) -> None:

@@ -96,11 +96,11 @@ READERS: dict[str, Callable[[str, Path], None]] = {
 
 
 def test_every_block_is_run_checked_or_marked_as_output() -> None:
-    known = {*READERS, *RUN_ELSEWHERE, *OUTPUT}
+    known_kinds = {*READERS, *RUN_ELSEWHERE, *OUTPUT}
     assert [
         f"{block}: {block.kind or 'no kind'}"
         for block in blocks()
-        if block.kind not in known and not block.kind.startswith("{")
+        if block.kind not in known_kinds and not block.kind.startswith("{")
     ] == []
     assert {block.page.name for block in blocks("python")} == {"client.md"}
     assert {block.page.name for block in blocks("mermaid")} == {"graph.md"}
@@ -155,7 +155,7 @@ def test_the_reference_has_every_setting() -> None:
 
 
 def test_every_named_variable_is_a_setting() -> None:
-    known = set(known_variables(AllSettings, "MOOTHALL_"))
+    known_names = set(known_variables(AllSettings, "MOOTHALL_"))
     of_tests = {"MOOTHALL_REPOSITORIES_CACHE", "MOOTHALL_TEST_NEO4J_URL"}
     of_pipelines = {"MOOTHALL_TOKEN"}
     named = {
@@ -163,7 +163,7 @@ def test_every_named_variable_is_a_setting() -> None:
         for page in PAGES
         for variable in re.findall(r"MOOTHALL_[A-Z0-9_]*[A-Z0-9](?!_*…)\b", page.read_text())
     }
-    assert named - known - of_tests - of_pipelines == set()
+    assert named - known_names - of_tests - of_pipelines == set()
 
 
 def test_every_error_code_has_advice() -> None:

@@ -138,7 +138,7 @@ def _riddle(text: str, first: int, second: int) -> Riddle:
     )
 
 
-def _after(text: str, actions: list[dict[str, object]]) -> str:
+def _apply_edits(text: str, actions: list[dict[str, object]]) -> str:
     for action in actions:
         args = action["args"]
         assert isinstance(args, dict)
@@ -159,11 +159,11 @@ def test_a_correct_seat_restores_the_release_and_a_wrong_one_does_not(
     first: int, second: int
 ) -> None:
     riddle = _riddle(_SUMS, first, second)
-    assert _after(riddle.broken, riddle.right()) == _SUMS
+    assert _apply_edits(riddle.broken, riddle.right_actions()) == _SUMS
     if riddle.first.function != riddle.second.function:
-        assert _after(riddle.broken, riddle.wrong(0)) == riddle.second.broken(_SUMS)
-    for how in (1, 2):
-        assert _after(riddle.broken, riddle.wrong(how)) == riddle.broken
+        assert _apply_edits(riddle.broken, riddle.wrong_actions(0)) == riddle.second.broken(_SUMS)
+    for number in (1, 2):
+        assert _apply_edits(riddle.broken, riddle.wrong_actions(number)) == riddle.broken
 
 
 @given(st.text(min_size=1, max_size=20))
@@ -189,7 +189,7 @@ def test_the_corpus_has_its_minimum_size_and_every_package_is_pinned() -> None:
     assert count["python"] >= 12
     assert min(count["go"], count["rust"], count["node"]) >= 6
     assert all(
-        project.why and package.version and len(package.hash) >= 43
+        project.reason and package.version and len(package.hash) >= 43
         for project in listed
         for package in project.packages
     )

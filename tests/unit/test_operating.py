@@ -34,7 +34,7 @@ def commands() -> list[str]:
 
 
 @functools.cache
-def named() -> set[tuple[str, str]]:
+def named_objects() -> set[tuple[str, str]]:
     """Return kind and name of every object in the manifests."""
     names = set()
     for path in MANIFESTS:
@@ -67,10 +67,10 @@ def test_named_files_and_objects_exist(command: str) -> None:
     for word in words:
         if word.startswith(("deploy/k8s/", "deploy/helm/", "scripts/")):
             assert (ROOT / word).exists(), command
-    assert set(objects(words)) <= named(), command
+    assert set(objects(words)) <= named_objects(), command
     for flag, value in itertools.pairwise(words):
         if flag in {"-n", "--namespace"}:
-            assert ("namespace", value) in named(), command
+            assert ("namespace", value) in named_objects(), command
 
 
 def test_every_referenced_secret_is_in_the_table() -> None:

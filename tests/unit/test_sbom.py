@@ -43,7 +43,7 @@ def sbom(archive: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def named(document: str) -> set[str]:
+def component_names(document: str) -> set[str]:
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(document) is None
     return {component["purl"] for component in json.loads(document)["components"]}
 
@@ -76,7 +76,7 @@ def test_the_sbom_lists_the_contents_of_the_final_layer(tmp_path: Path) -> None:
     )
     result = sbom(tmp_path / "image.tar")
     assert result.returncode == 0, result.stderr
-    assert named(result.stdout) == {
+    assert component_names(result.stdout) == {
         "pkg:deb/debian/libc6@2.36-9%2Bdeb12u10?arch=amd64",
         "pkg:generic/python@3.11.7",
         "pkg:pypi/b@1",
@@ -93,11 +93,11 @@ def test_the_sbom_of_this_machine_agrees_with_its_own_tools(tmp_path: Path) -> N
     if shutil.which("dpkg-query") is None:
         pytest.skip("no dpkg on this machine: this test requires Debian")
     status = Path("/var/lib/dpkg/status")
-    here = Path(sys.prefix) / "lib"
+    library = Path(sys.prefix) / "lib"
     files = {str(status): status.read_bytes()}
     files |= {
-        f"opt/{path.relative_to(here)}": path.read_bytes()
-        for path in here.rglob("*.dist-info/METADATA")
+        f"opt/{path.relative_to(library)}": path.read_bytes()
+        for path in library.rglob("*.dist-info/METADATA")
     }
     write(tmp_path / "image.tar", "a:1", [layer(files)], {})
     components = json.loads(sbom(tmp_path / "image.tar").stdout)["components"]
@@ -147,7 +147,7 @@ def test_a_nested_image_index_is_followed(tmp_path: Path) -> None:
     behind_an_index(tmp_path / "image.tar", tmp_path / "indexed.tar")
     result = sbom(tmp_path / "indexed.tar")
     assert result.returncode == 0, result.stderr
-    assert named(result.stdout) == {"pkg:deb/debian/libc6@2.36-9%2Bdeb12u10?arch=amd64"}
+    assert component_names(result.stdout) == {"pkg:deb/debian/libc6@2.36-9%2Bdeb12u10?arch=amd64"}
 
 
 def test_a_file_that_is_no_archive_is_reported(tmp_path: Path) -> None:

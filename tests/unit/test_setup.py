@@ -32,7 +32,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(project: Path, *args: str) -> subprocess.CompletedProcess[str]:
+def run_setup(project: Path, *args: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {
         "PYTHON": str(project / "python"),
         "PATH": f"{project}:{os.environ['PATH']}",
@@ -49,7 +49,7 @@ def run(project: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("name", ["run", "dev"])
 def test_downloads_are_announced_with_their_size(project: Path, name: str) -> None:
-    result = run(project, name)
+    result = run_setup(project, name)
     assert result.returncode == 0, result.stderr
     lock = (ROOT / f"requirements/{name}.txt").read_text(encoding="utf-8")
     count = sum("==" in line and line[:1].isalnum() for line in lock.splitlines())
@@ -57,9 +57,9 @@ def test_downloads_are_announced_with_their_size(project: Path, name: str) -> No
         f"pip downloads up to {count} packages of requirements/{name}.txt, about " in result.stderr
     )
     assert " MB" in result.stderr
-    assert run(project, name).stderr == "", "the second run creates nothing"
+    assert run_setup(project, name).stderr == "", "the second run creates nothing"
 
 
 def test_an_unknown_environment_is_refused(project: Path) -> None:
-    result = run(project, "prod")
+    result = run_setup(project, "prod")
     assert (result.returncode, result.stderr) == (2, "usage: scripts/setup run|dev\n")

@@ -21,7 +21,7 @@ from moothall.domain.task import Constraints
 from moothall.llm.client import OpenAIModel
 from support.council import CouncilEnvironment, of, open_council
 from support.repos import SAMPLE
-from support.watching import WatchedModel, block_size, in_common, perfect_prefill, tokenized
+from support.watching import WatchedModel, block_size, in_common, perfect_prefill, tokenize
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -78,12 +78,12 @@ async def test_a_council_of_five_computes_its_context_once(
         answerers = replace(app.parts.answerers, model=watched)
         app.parts = replace(app.parts, answerers=answerers)
         await model.reply_mode()  # probed once, by a separate call
-        before = await model.server_metrics()
+        metrics_before = await model.server_metrics()
         events = await deliberate(app, council_options)
-        after = await model.server_metrics()
-    assert before is not None
-    assert after is not None
-    assert not after.missing
+        metrics_after = await model.server_metrics()
+    assert metrics_before is not None
+    assert metrics_after is not None
+    assert not metrics_after.missing
     prompts, block = await all_tokens(watched, url)
     usage = [reply.usage for _, reply in watched.calls]
     prompt_tokens = sum(item.prompt_tokens for item in usage)
@@ -97,9 +97,13 @@ async def test_a_council_of_five_computes_its_context_once(
         f"{computed / predicted:.3f} of it; without a cache {prompt_tokens / predicted:.1f}"
     )
     assert (
-        prompt_tokens == sum(map(len, prompts)) == delta(before.prompt_tokens, after.prompt_tokens)
+        prompt_tokens
+        == sum(map(len, prompts))
+        == delta(metrics_before.prompt_tokens, metrics_after.prompt_tokens)
     )
-    assert prompt_tokens - computed == delta(before.cached_tokens, after.cached_tokens)
+    assert prompt_tokens - computed == delta(
+        metrics_before.cached_tokens, metrics_after.cached_tokens
+    )
     assert shared * 5 > CONTEXT  # the context is their common prefix
     assert len(of(events, EventType.SEAT_FINISHED)) == SEATS
     assert computed <= MOST_OVER_PREDICTED * predicted
@@ -121,5 +125,5 @@ async def deliberate(app: CouncilEnvironment, options: dict[str, Any]) -> Any:
 
 async def all_tokens(watched: WatchedModel, url: str) -> tuple[list[list[int]], int]:
     async with aiohttp.ClientSession() as session:
-        prompts = [await tokenized(session, url, request.messages) for request, _ in watched.calls]
+        prompts = [await tokenize(session, url, request.messages) for request, _ in watched.calls]
         return prompts, await block_size(session, url)

@@ -17,7 +17,7 @@ from kubernetes import client, config
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from command import by_task, scripted
+from command import answer_turns_with, by_task
 from moothall.events.nats.accounts import create_account_files
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
 from support.kube.ctl import ask
@@ -57,11 +57,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """Keep tests apart from tests that take nodes away. A test that arrives later waits behind a
     test that waits for the nodes.
     """
-    alone, locks = item.get_closest_marker("alone"), Home.of_user().root
+    exclusive, locks = item.get_closest_marker("alone"), Home.of_user().root
     locks.mkdir(parents=True, exist_ok=True)
     with (locks / "queue.lock").open("w") as queue, (locks / "nodes.lock").open("w") as nodes_lock:
         fcntl.flock(queue, fcntl.LOCK_EX)
-        fcntl.flock(nodes_lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(nodes_lock, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
         fcntl.flock(queue, fcntl.LOCK_UN)
         return (yield)
 
@@ -96,7 +96,7 @@ def odd_or_by_task(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fa
 async def reachable() -> AsyncIterator[ScriptedModel]:
     """A model server that pods can reach."""
     async with scripted_model(
-        scripted(odd_or_by_task), host=os.environ["CLUSTER_ADDRESS"]
+        answer_turns_with(odd_or_by_task), host=os.environ["CLUSTER_ADDRESS"]
     ) as server:
         yield server
 
@@ -125,7 +125,7 @@ async def installed(
             "-o",
             "yaml",
         )
-        await ask("apply", "-f", "-", given=manifest)
+        await ask("apply", "-f", "-", stdin=manifest)
     dev = os.path.relpath(DEPLOY / "overlays/dev", folder)
     (folder / "kustomization.yaml").write_text(
         OVERLAY.format(dev=dev, model=reachable.base_url), encoding="utf-8"
@@ -136,10 +136,10 @@ async def installed(
             try:
                 await ask("-n", "moothall", "rollout", "status", workload, "--timeout=180s")
             except AssertionError as error:
-                seen = await ask("-n", "moothall", "describe", "pods") + await ask(
+                description = await ask("-n", "moothall", "describe", "pods") + await ask(
                     "-n", "moothall", "logs", workload, check=False
                 )
-                pytest.fail(f"{error}\n{seen[-6000:]}")
+                pytest.fail(f"{error}\n{description[-6000:]}")
         yield keys
     finally:
         await ask("delete", "namespace", "moothall", "--wait=false")

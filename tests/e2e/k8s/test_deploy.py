@@ -103,7 +103,7 @@ async def test_the_cluster_accepts_the_chart(overlay: str, custom_resources: Non
     rendered = await asyncio.to_thread(
         subprocess.run, command, capture_output=True, text=True, check=True
     )
-    output = await ask("apply", "--dry-run=server", "-f", "-", given=rendered.stdout)
+    output = await ask("apply", "--dry-run=server", "-f", "-", stdin=rendered.stdout)
     assert "would violate PodSecurity" not in output
     assert "(server dry run)" in output
 
@@ -114,8 +114,8 @@ async def test_a_council_in_the_cluster_ends_proven_and_leaves_no_job(
     result = await deliberate("first", "Add hello_world() function to src/utils.py")
     assert result["proven"] is True
     assert len(result["results"]) == 3
-    shown = await run_in_pod("git", "-C", "/data/first", "show", "--format=", result["branch"])
-    assert "def hello_world():" in shown
+    diff = await run_in_pod("git", "-C", "/data/first", "show", "--format=", result["branch"])
+    assert "def hello_world():" in diff
     await ask(
         "-n", "moothall-workspaces", "wait", "--for=delete", "jobs,pods", "--all", "--timeout=30s"
     )
@@ -146,7 +146,7 @@ async def test_a_killed_bus_server_does_not_affect_a_council(installed: dict[str
 
 
 @pytest.mark.parametrize(
-    ("verb", "what", "namespace", "answer"),
+    ("verb", "resource", "namespace", "answer"),
     [
         ("create", "jobs", "moothall-workspaces", "yes"),
         ("list", "resourcequotas", "moothall-workspaces", "yes"),
@@ -159,13 +159,13 @@ async def test_a_killed_bus_server_does_not_affect_a_council(installed: dict[str
     ],
 )
 async def test_the_service_account_may_create_workspace_jobs_and_nothing_else(
-    verb: str, what: str, namespace: str, answer: str
+    verb: str, resource: str, namespace: str, answer: str
 ) -> None:
     output = await ask(
         "auth",
         "can-i",
         verb,
-        what,
+        resource,
         "-n",
         namespace,
         "--as=system:serviceaccount:moothall:moothall",

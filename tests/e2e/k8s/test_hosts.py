@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from k8s.test_jobs import bare, bus, call, job_labels, jobs_left, named  # noqa: F401 - `bus` is a fixture
+from k8s.test_jobs import bare, bus, call, job_labels, jobs_left, name_of  # noqa: F401 - `bus` is a fixture
 from kubernetes import client
 
 from moothall import telemetry
 from moothall.app.workspaces import open_workspace_services
 from moothall.domain.tool import ToolStatus
-from support.kube.reached import WORKSPACES, configured
+from support.kube.reached import WORKSPACES, local_host_settings
 from support.repos import SAMPLE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
@@ -28,19 +28,20 @@ import asyncio, json, sys
 from pathlib import Path
 from k8s.test_jobs import bare
 from support.repos import SAMPLE
-from support.kube.reached import configured
+from support.kube.reached import local_host_settings
 from moothall.app.workspaces import open_workspace_services
 
 async def main():
     folder, bus = Path(sys.argv[1]), sys.argv[2]
-    async with open_workspace_services(configured(folder, bus, **json.loads(sys.argv[3]))) as services:
+    settings = local_host_settings(folder, bus, **json.loads(sys.argv[3]))
+    async with open_workspace_services(settings) as services:
         base = await bare(folder, bus, services, SAMPLE)
         async with services.workspaces.open(base, "one"):
             print("open", flush=True)
             await asyncio.sleep(600)
 
 asyncio.run(main())
-"""  # noqa: E501 - a line of embedded text
+"""
 
 
 async def hosting(folder: Path, url: str, **jobs: Any) -> asyncio.subprocess.Process:
@@ -81,14 +82,14 @@ NEVER: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("why", NEVER)
+@pytest.mark.parametrize("reason", NEVER)
 async def test_a_killed_hosts_job_whose_link_never_ran_is_deleted_by_another_host(
-    why: str,
+    reason: str,
     tmp_path: Path,
     bus: str,  # noqa: F811 - the fixture
     api: client.ApiClient,
 ) -> None:
-    host = await hosting(tmp_path, bus, **NEVER[why])
+    host = await hosting(tmp_path, bus, **NEVER[reason])
     async with asyncio.timeout(90):
         while not await jobs_left(api, seconds=0):
             await asyncio.sleep(0.05)
@@ -96,7 +97,7 @@ async def test_a_killed_hosts_job_whose_link_never_ran_is_deleted_by_another_hos
     await host.wait()
     remaining = await jobs_left(api, seconds=8)
     assert remaining, "nothing else deletes the Job: it would stay until jobs.seconds have passed"
-    async with open_workspace_services(configured(tmp_path / "other", bus)):
+    async with open_workspace_services(local_host_settings(tmp_path / "other", bus)):
         assert await jobs_left(api, seconds=170) == []
 
 
@@ -122,7 +123,7 @@ async def test_a_spare_is_used_replaced_after_a_kill_and_deleted_at_the_end(
                         return name
                 await asyncio.sleep(0.2)
 
-    async with open_workspace_services(configured(tmp_path, bus, warm=1)) as services:
+    async with open_workspace_services(local_host_settings(tmp_path, bus, warm=1)) as services:
         base = await bare(tmp_path, bus, services, SAMPLE)
         with telemetry.bound(task_id="warm", seat="first"):
             async with services.workspaces.open(base, "one"):
@@ -142,7 +143,7 @@ async def test_a_spare_is_used_replaced_after_a_kill_and_deleted_at_the_end(
                         await asyncio.sleep(0.2)
                 await asyncio.to_thread(
                     client.CoreV1Api(api).delete_namespaced_pod,
-                    named(pods.items[0]),
+                    name_of(pods.items[0]),
                     WORKSPACES,
                     grace_period_seconds=0,
                 )

@@ -28,7 +28,7 @@ from moothall.domain.tool import CodeBlock, ToolCall, ToolResult, ToolStatus
 from moothall.errors import SandboxUnavailable, WorkspaceFailed
 from moothall.testing.model import ScriptedModel
 from support.kube import reached
-from support.kube.reached import WORKSPACES, configured
+from support.kube.reached import WORKSPACES, local_host_settings
 from support.repos import SAMPLE, SOLUTION, make_repo
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
@@ -43,14 +43,16 @@ async def bus(tmp_path: Path) -> AsyncIterator[str]:
         yield url
 
 
-async def prepared(services: WorkspaceServices, settings: Settings, folder: Path) -> Prepared:
+async def prepare_repository(
+    services: WorkspaceServices, settings: Settings, folder: Path
+) -> Prepared:
     repo = await asyncio.to_thread(make_repo, folder / "repo", SAMPLE)
     base = await services.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
     return await services.repositories.prepare(base, print)
 
 
-def named(one: Any) -> str:
-    return str(one.metadata.name)
+def name_of(resource: Any) -> str:
+    return str(resource.metadata.name)
 
 
 async def jobs_left(api: client.ApiClient, seconds: int = 20) -> list[str]:
@@ -59,7 +61,7 @@ async def jobs_left(api: client.ApiClient, seconds: int = 20) -> list[str]:
     for _ in range(5 * seconds + 1):
         jobs = await asyncio.to_thread(client.BatchV1Api(api).list_namespaced_job, WORKSPACES)
         pods = await asyncio.to_thread(client.CoreV1Api(api).list_namespaced_pod, WORKSPACES)
-        remaining = [*map(named, jobs.items), *map(named, pods.items)]
+        remaining = [*map(name_of, jobs.items), *map(name_of, pods.items)]
         if not remaining:
             return []
         await asyncio.sleep(0.2)
@@ -70,13 +72,13 @@ async def job_labels(api: client.ApiClient) -> dict[str, dict[str, str]]:
     """Return the labels of each existing Job."""
     jobs = await asyncio.to_thread(client.BatchV1Api(api).list_namespaced_job, WORKSPACES)
     items: list[Any] = jobs.items
-    return {named(item): dict(item.metadata.labels) for item in items}
+    return {name_of(item): dict(item.metadata.labels) for item in items}
 
 
-async def watch_jobs(api: client.ApiClient, seen: dict[str, dict[str, str]]) -> None:
+async def watch_jobs(api: client.ApiClient, labels_by_job: dict[str, dict[str, str]]) -> None:
     """Record every Job with its latest labels."""
     while True:
-        seen.update(await job_labels(api))
+        labels_by_job.update(await job_labels(api))
         await asyncio.sleep(0.2)
 
 
@@ -89,9 +91,9 @@ async def call(workspace: Any, tool: str, **arguments: Any) -> Any:
 async def test_a_repository_is_set_up_changed_and_proven_in_pods(
     tmp_path: Path, bus: str, api: client.ApiClient
 ) -> None:
-    settings = configured(tmp_path, bus)
+    settings = local_host_settings(tmp_path, bus)
     async with open_workspace_services(settings) as services:
-        base = await prepared(services, settings, tmp_path)
+        base = await prepare_repository(services, settings, tmp_path)
         assert base.runs["tests"].cases[f"{TESTS}::test_hello_world"] == "failed"
         async with services.workspaces.open(base, "one") as workspace:
             assert (
@@ -109,7 +111,7 @@ async def test_a_repository_is_set_up_changed_and_proven_in_pods(
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def services(tmp_path: Path, bus: str) -> AsyncIterator[WorkspaceServices]:
-    async with open_workspace_services(configured(tmp_path, bus)) as services:
+    async with open_workspace_services(local_host_settings(tmp_path, bus)) as services:
         yield services
 
 
@@ -119,7 +121,7 @@ async def bare(
     """A repository with checks that need no set-up and no environment."""
     repo = await asyncio.to_thread(make_repo, folder / "repo", files)
     base = await services.repositories.resolve(
-        await register(configured(folder, bus), str(repo.path), "HEAD")
+        await register(local_host_settings(folder, bus), str(repo.path), "HEAD")
     )
     profile = Profile(
         checks={name: ("/usr/bin/python3", "-c", code) for name, code in checks.items()}
@@ -151,7 +153,7 @@ async def test_values_with_quotes_and_newlines_are_unchanged(
 async def test_commands_in_a_pod_have_no_credentials_and_write_nowhere_else(
     tmp_path: Path, bus: str, services: WorkspaceServices
 ) -> None:
-    look = (
+    code = (
         "import os, pathlib\n"
         "print('TOKEN', pathlib.Path('/var/run/secrets').exists(), 'BUS', 'nats' in "
         "open('/proc/1/environ').read() if os.access('/proc/1/environ', 4) else False)\n"
@@ -160,7 +162,7 @@ async def test_commands_in_a_pod_have_no_credentials_and_write_nowhere_else(
         "pass\n"
         "print('UID', os.getuid(), 'LINK', os.path.exists('/link/link.sock'))"
     )
-    base = await bare(tmp_path, bus, services, SAMPLE, look=look)
+    base = await bare(tmp_path, bus, services, SAMPLE, look=code)
     output = base.runs["look"].output
     assert "TOKEN False BUS False" in output
     assert "WROTE" not in output
@@ -213,7 +215,7 @@ async def test_python_blocks_run_in_the_pod_on_its_files(
 
 async def test_a_missing_image_is_reported(tmp_path: Path, bus: str, api: client.ApiClient) -> None:
     async with open_workspace_services(
-        configured(tmp_path, bus, image="registry.local/nothing:1")
+        local_host_settings(tmp_path, bus, image="registry.local/nothing:1")
     ) as services:
         with pytest.raises(
             SandboxUnavailable, match=r"'registry.local/nothing:1' of (hands|code) cannot be pulled"
@@ -254,7 +256,7 @@ async def test_a_pod_killed_in_the_middle_is_reported(
         pods = await asyncio.to_thread(core.list_namespaced_pod, WORKSPACES)
         for pod in pods.items:
             await asyncio.to_thread(
-                core.delete_namespaced_pod, named(pod), WORKSPACES, grace_period_seconds=0
+                core.delete_namespaced_pod, name_of(pod), WORKSPACES, grace_period_seconds=0
             )
         with pytest.raises(WorkspaceFailed, match=r"deleted|ended with|executor is gone"):
             await checking
@@ -264,7 +266,7 @@ async def test_a_pod_killed_in_the_middle_is_reported(
 async def test_a_council_in_jobs_finds_the_same_winner_as_locally(
     tmp_path: Path, bus: str, model: ScriptedModel, api: client.ApiClient
 ) -> None:
-    diffs, seen = [], dict[str, dict[str, str]]()
+    diffs, labels_by_job = [], dict[str, dict[str, str]]()
     in_jobs = {
         "MOOTHALL_WORKSPACE__KIND": "kubernetes",
         "MOOTHALL_JOBS__IMAGE": os.environ["MOOTHALL_JOBS__IMAGE"],
@@ -289,13 +291,13 @@ async def test_a_council_in_jobs_finds_the_same_winner_as_locally(
             "--json",
             "Add hello_world() function to src/utils.py",
         )
-        async with run_in_background(watch_jobs(api, seen), "jobs"):
+        async with run_in_background(watch_jobs(api, labels_by_job), "jobs"):
             # About ten pods with sequential set-up: minutes on a busy machine.
             result = await command(*arguments, seconds=900)
         assert result.code == 0, result.err
         assert result.document["proven"] is True
         assert len(result.document["results"]) == 3
-        assert bool(seen) == (name == "jobs")
+        assert bool(labels_by_job) == (name == "jobs")
         diffs.append(
             (
                 git(repo, "show", result.document["branch"], "--format="),
@@ -303,10 +305,14 @@ async def test_a_council_in_jobs_finds_the_same_winner_as_locally(
             )
         )
     assert diffs[0] == diffs[1]
-    tasks = {labels["moothall/task"] for labels in seen.values() if "moothall/task" in labels}
-    assert len(tasks) == 1, seen
-    seats = {
-        labels["moothall/seat"]: job for job, labels in seen.items() if "moothall/seat" in labels
+    tasks = {
+        labels["moothall/task"] for labels in labels_by_job.values() if "moothall/task" in labels
     }
-    assert len(seats) == 3, f"not three seats in separate Jobs: {seen}"
+    assert len(tasks) == 1, labels_by_job
+    seats = {
+        labels["moothall/seat"]: job
+        for job, labels in labels_by_job.items()
+        if "moothall/seat" in labels
+    }
+    assert len(seats) == 3, f"not three seats in separate Jobs: {labels_by_job}"
     assert await jobs_left(api) == []

@@ -17,7 +17,7 @@ from moothall.errors import MoothallError
 from moothall.workspace.executor_client import ExecutorSetup
 from moothall.workspace.kubernetes.cluster import Cluster
 from moothall.workspace.kubernetes.manifest import job
-from support.kube.reached import configured
+from support.kube.reached import local_host_settings
 from support.repos import SAMPLE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
@@ -62,7 +62,7 @@ async def test_a_pod_evicted_for_its_disk_use_is_reported(
     bus: str,  # noqa: F811
     api: client.ApiClient,
 ) -> None:
-    small = configured(tmp_path, bus, disk_bytes=200_000_000)
+    small = local_host_settings(tmp_path, bus, disk_bytes=200_000_000)
     async with open_workspace_services(small) as services:  # noqa: F811 - not the fixture
         with pytest.raises(MoothallError, match=r"its pod was ended: Evicted: .* exceeds "):
             await bare(tmp_path, bus, services, SAMPLE, fill=FILL)
@@ -74,7 +74,7 @@ async def test_a_pod_refused_by_pod_security_is_reported(
     bus: str,  # noqa: F811
     api: client.ApiClient,
 ) -> None:
-    settings = configured(tmp_path, bus)
+    settings = local_host_settings(tmp_path, bus)
     async with Cluster(settings.jobs, "test") as cluster:
         manifest: dict[str, Any] = job(
             "refused", cluster.labels, ExecutorSetup("refused", ()), settings, {}

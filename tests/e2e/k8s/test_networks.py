@@ -19,8 +19,8 @@ from kubernetes import client
 from support.kube import manifests
 from support.kube.ctl import ask
 from support.kube.node import FIRST, HOST, nodes
-from support.kube.policies import enforced
-from support.kube.probes import METADATA, address, listening, probe, reaches, standing
+from support.kube.policies import enforce_policies
+from support.kube.probes import METADATA, address, listening, probe, reaches, running_pods
 from support.kube.programs import Home
 from support.kube.reached import DEPLOY
 
@@ -67,10 +67,10 @@ def policies() -> list[dict[str, object]]:
     """Return the policies of the prod namespace and of the component egress, which allows the API
     server of this cluster.
     """
-    objects = manifests.objects(manifests.kustomized(DEPLOY / "overlays/prod"))
+    objects = manifests.objects(manifests.run_kustomize(DEPLOY / "overlays/prod"))
     network_policies = [
-        one
-        for (kind, space, _), one in objects.items()
+        manifest
+        for (kind, space, _), manifest in objects.items()
         if (kind, space) == ("NetworkPolicy", "moothall")
     ]
     egress = (
@@ -79,22 +79,22 @@ def policies() -> list[dict[str, object]]:
         .replace("192.0.2.1/32", f"{FIRST}/32")
     )
     network_policies += yaml.safe_load_all(egress)
-    for one in network_policies:
-        one["metadata"]["namespace"] = SPACE
+    for manifest in network_policies:
+        manifest["metadata"]["namespace"] = SPACE
     return network_policies
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def where() -> AsyncIterator[dict[str, str]]:
+async def namespaces() -> AsyncIterator[dict[str, str]]:
     """The pods by name, each in its namespace, with the policies in force."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE, "labels": labels}}
-    await ask("apply", "-f", "-", given=json.dumps(space))
+    await ask("apply", "-f", "-", stdin=json.dumps(space))
     await ask(
         "apply",
         "-f",
         "-",
-        given=json.dumps({"apiVersion": "v1", "kind": "List", "items": policies()}),
+        stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": policies()}),
     )
     pods = [
         probe("head", SPACE, RAY, 6379),
@@ -106,29 +106,29 @@ async def where() -> AsyncIterator[dict[str, str]]:
         probe("elsewhere", "default", {}, 443),
     ]
     with socket.create_server((HOST, 443)):
-        async with standing(*pods), listening(METADATA, 80), listening(PUBLIC, 443, 8443):
+        async with running_pods(*pods), listening(METADATA, 80), listening(PUBLIC, 443, 8443):
             yield {pod["metadata"]["name"]: pod["metadata"]["namespace"] for pod in pods}
     await ask("delete", "namespace", SPACE, "--wait=false")
 
 
-async def can_connect(where: dict[str, str]) -> dict[str, bool]:
+async def can_connect(namespaces: dict[str, str]) -> dict[str, bool]:
     connections = {}
-    for attempt, (source, whom, port, _) in TRIED.items():
-        host = await address(whom, where[whom]) if whom in where else whom
-        connections[attempt] = await reaches(source, where[source], host, port)
+    for attempt, (source, target, port, _) in TRIED.items():
+        host = await address(target, namespaces[target]) if target in namespaces else target
+        connections[attempt] = await reaches(source, namespaces[source], host, port)
     return connections
 
 
 async def test_network_policies_for_hosts_neo4j_vllm_and_outbound_traffic_are_enforced(
-    where: dict[str, str], api: client.ApiClient
+    namespaces: dict[str, str], api: client.ApiClient
 ) -> None:
-    free = await can_connect(where)
+    free = await can_connect(namespaces)
     assert [attempt for attempt, connected in free.items() if not connected] == [], (
         "no policy is enforced yet"
     )
-    with enforced(api, Home.of_user(), SPACE):
+    with enforce_policies(api, Home.of_user(), SPACE):
         await asyncio.sleep(1)
-        assert await can_connect(where) == {
+        assert await can_connect(namespaces) == {
             attempt: expected for attempt, (_, _, _, expected) in TRIED.items()
         }
         assert await reaches("services", SPACE, "kubernetes.default", 443), (

@@ -18,7 +18,7 @@ from support.kube.ctl import ask
 from support.kube.killing import bring_back
 from support.kube.node import Node, nodes
 from support.kube.programs import Home
-from support.kube.reached import configured
+from support.kube.reached import local_host_settings
 from support.repos import SAMPLE
 
 pytestmark = [
@@ -37,12 +37,12 @@ async def test_a_lost_node_is_reported_and_another_takes_over(
     bus: str,  # noqa: F811 - the fixture
     api: client.ApiClient,
 ) -> None:
-    node_settings = configured(
+    node_settings = local_host_settings(
         tmp_path / "there", bus, node_selector={"kubernetes.io/hostname": "node2"}
     )
     async with (
         open_workspace_services(node_settings) as services,
-        open_workspace_services(configured(tmp_path / "any", bus)) as others,
+        open_workspace_services(local_host_settings(tmp_path / "any", bus)) as open_services,
     ):
         base = await bare(tmp_path / "there", bus, services, SAMPLE, tests="print('ran')")
         base = replace(
@@ -61,8 +61,10 @@ async def test_a_lost_node_is_reported_and_another_takes_over(
                 failure.value.message,
             )
             await ask("wait", "--for=condition=Ready=Unknown", "node/node2", "--timeout=90s")
-            again = await bare(tmp_path / "any", bus, others, SAMPLE, tests="print('ran')")
-            assert again.runs["tests"].output.strip().endswith("ran")
+            second_run = await bare(
+                tmp_path / "any", bus, open_services, SAMPLE, tests="print('ran')"
+            )
+            assert second_run.runs["tests"].output.strip().endswith("ran")
         finally:
             await bring_back()
     assert await jobs_left(api, seconds=60) == []

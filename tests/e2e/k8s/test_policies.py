@@ -17,8 +17,8 @@ from kubernetes import client
 from moothall.events.nats.accounts import mint
 from support.kube.ctl import ask
 from support.kube.node import FIRST, nodes
-from support.kube.policies import enforced
-from support.kube.probes import METADATA, address, listening, probe, reaches, standing
+from support.kube.policies import enforce_policies
+from support.kube.probes import METADATA, address, listening, probe, reaches, running_pods
 from support.kube.programs import Home
 
 pytestmark = [
@@ -64,7 +64,7 @@ async def probes(installed: dict[str, Path]) -> AsyncIterator[dict[str, str]]:
     """Pods by name, each with its namespace: a workspace, another workspace that answers, a pod
     without a policy, and one of the server's.
     """
-    where = {
+    namespaces = {
         "held": "moothall-workspaces",
         "other": "moothall-workspaces",
         "free": "default",
@@ -72,10 +72,10 @@ async def probes(installed: dict[str, Path]) -> AsyncIterator[dict[str, str]]:
     }
     pods = [
         probe(name, namespace, {}, *((8000,) if name == "other" else ()))
-        for name, namespace in where.items()
+        for name, namespace in namespaces.items()
     ]
-    async with standing(*pods):
-        yield where
+    async with running_pods(*pods):
+        yield namespaces
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -98,11 +98,11 @@ async def test_a_workspace_reaches_the_bus_and_nothing_else(
 ) -> None:
     for target, (host, port) in listeners.items():  # no policy is enforced yet
         assert await reaches("held", probes["held"], host, port), f"nobody answers as {target}"
-    with enforced(api, Home.of_user(), *HELD):
+    with enforce_policies(api, Home.of_user(), *HELD):
         await asyncio.sleep(1)
         for target, (host, port) in listeners.items():
-            through = await reaches("held", probes["held"], host, port)
-            assert through == (target == "the bus"), target
+            is_reached = await reaches("held", probes["held"], host, port)
+            assert is_reached == (target == "the bus"), target
         for target in OF_NODES:
             assert await reaches("free", probes["free"], *listeners[target]), (
                 f"{target}: refused for every pod"
@@ -127,7 +127,7 @@ async def publish_from(
         SAY,
         subject,
         *subscriptions,
-        given=credentials,
+        stdin=credentials,
     )
 
 
@@ -138,12 +138,12 @@ async def test_a_workspace_neither_publishes_nor_receives_on_subjects_of_others(
 ) -> None:
     links = await asyncio.to_thread(installed["links.json"].read_text, encoding="utf-8")
     services = await asyncio.to_thread(installed["services.creds"].read_text, encoding="utf-8")
-    one = mint(links, "one", 300)
-    with enforced(api, Home.of_user(), *HELD):
+    token = mint(links, "one", 300)
+    with enforce_policies(api, Home.of_user(), *HELD):
         await asyncio.sleep(1)
         for subject, credentials, pod, refused in (
-            ("workspace.link.two-out", one, "held", True),
-            ("workspace.link.one-out", one, "held", False),
+            ("workspace.link.two-out", token, "held", True),
+            ("workspace.link.one-out", token, "held", False),
         ):
             output = await publish_from(pod, probes[pod], credentials, subject)
             assert ("permissions violation for publish" in output.lower()) == refused, (
@@ -151,7 +151,7 @@ async def test_a_workspace_neither_publishes_nor_receives_on_subjects_of_others(
                 pod,
                 output,
             )
-        output = await publish_from("held", probes["held"], one, "-", "workspace.link.two-in")
+        output = await publish_from("held", probes["held"], token, "-", "workspace.link.two-in")
         assert "permissions violation for subscription" in output.lower(), output
         assert not await reaches("free", probes["free"], "nats.moothall", 4222), (
             "refused with any credentials"

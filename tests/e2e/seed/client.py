@@ -20,9 +20,9 @@ from grpc_tools import protoc
 
 
 def main(address: str, token: str, folder: str) -> None:
-    here = Path(__file__).parent
+    seed_folder = Path(__file__).parent
     arguments = [
-        f"-I{here}",
+        f"-I{seed_folder}",
         f"--python_out={folder}",
         f"--grpc_python_out={folder}",
         "orchestrator.proto",

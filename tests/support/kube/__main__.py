@@ -19,7 +19,7 @@ _BEGAN = time.monotonic()
 _CONTROLLERS = ("kube-controller-manager", "kube-scheduler", "kube-proxy")
 
 
-def say(text: str) -> None:
+def report(text: str) -> None:
     """Report progress."""
     sys.stderr.write(f"[cluster {time.monotonic() - _BEGAN:5.0f} s] {text}\n")
     sys.stderr.flush()
@@ -29,31 +29,31 @@ def up(home: Home, count: int) -> None:
     """Start a cluster of this many nodes, or the missing parts of one. Raises `Missing`."""
     # Its etcd and images exist only as far as they were written.
     if home.run.exists() and not nodes(home):
-        say("the machine went down with its cluster: removing the remains")
+        report("the machine went down with its cluster: removing the remains")
         _forget(home)
-    programs.install(say)
-    programs.build(home, say)
-    archive.make(home, say)
+    programs.install(report)
+    programs.build(home, report)
+    archive.make(home, report)
     _make_keys(home, count)
     members = [Node(home, number) for number in range(1, count + 1)]
     for node in members:
         node.start()
     _control(members[0])
-    say("control plane answers")
+    report("control plane answers")
     for node in members:
         node.serve()
-        node.give_images(say, archive.NEEDED)
+        node.give_images(report, archive.NEEDED)
     for node in members:
         wait(90, f"{node.name} registers", lambda name=node.name: _ready(home, name))  # type: ignore[misc]  # bound at once
-        say(f"{node.name} is ready")
+        report(f"{node.name} is ready")
     names = (
         (Path(__file__).parent / "coredns.yaml")
         .read_text(encoding="utf-8")
         .replace("VERSION", COREDNS.removeprefix("v"))
     )
-    kubectl(home, "apply", "-f", "-", given=names)
+    kubectl(home, "apply", "-f", "-", stdin=names)
     kubectl(home, "-n", "kube-system", "rollout", "status", "deploy/coredns", "--timeout=120s")
-    say("DNS answers; the cluster is up")
+    report("DNS answers; the cluster is up")
 
 
 def _make_keys(home: Home, count: int) -> None:
@@ -65,7 +65,10 @@ def _make_keys(home: Home, count: int) -> None:
         "kubernetes.default.svc.cluster.local",
     )
     keys.certificate(
-        home.keys, "apiserver", "kube-apiserver", others=(*service, "10.96.0.1", FIRST, "127.0.0.1")
+        home.keys,
+        "apiserver",
+        "kube-apiserver",
+        alternative_names=(*service, "10.96.0.1", FIRST, "127.0.0.1"),
     )
     keys.certificate(
         home.keys, "apiserver-kubelet", "kube-apiserver-kubelet-client", "system:masters"
@@ -141,7 +144,7 @@ def _control(node: Node) -> None:
         "the API server answers",
         lambda: kubectl(home, "get", "--raw", "/readyz", check=False).strip() == "ok",
     )
-    for name, more in (
+    for name, arguments in (
         (
             "kube-controller-manager",
             (
@@ -168,16 +171,16 @@ def _control(node: Node) -> None:
             *credentials,
             "--bind-address=127.0.0.1",
             "--leader-elect=false",
-            *more,
+            *arguments,
         )
 
 
-def kubectl(home: Home, *arguments: str, given: str | None = None, check: bool = True) -> str:
+def kubectl(home: Home, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
     """Run kubectl as the administrator and return its output. Raises `Missing` if it fails and
     `check` is set.
     """
     command = [str(home.bin / "kubectl"), f"--kubeconfig={home.admin}", *arguments]
-    completed = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    completed = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
     if check and completed.returncode:
         raise Missing(f"kubectl {' '.join(arguments)}: {completed.stderr.strip()[-800:]}")
     return completed.stdout
@@ -201,7 +204,7 @@ def down(home: Home) -> None:
         with suppress(OSError):
             folder.rmdir()
     _forget(home)
-    say("the cluster is down")
+    report("the cluster is down")
 
 
 def _forget(home: Home) -> None:
@@ -238,7 +241,7 @@ def main() -> None:
                 down(home)
             case "images":
                 with ThreadPoolExecutor() as side_by_side:
-                    list(side_by_side.map(lambda node: node.give_images(say), nodes(home)))
+                    list(side_by_side.map(lambda node: node.give_images(report), nodes(home)))
             case "kill":
                 Node(home, arguments.node).kill()
             case "env":

@@ -48,8 +48,8 @@ class KubeApi:
                     "allowed": (attributes["verb"], attributes["resource"]) not in self.denied
                 },
             }
-        _, space, after = path.partition("/namespaces/")
-        place, _, rest = after.partition("/")
+        _, space, below_namespaces = path.partition("/namespaces/")
+        place, _, rest = below_namespaces.partition("/")
         resource, _, name = rest.partition("/")
         verb = {"GET": "list", "POST": "create", "DELETE": "delete", "PATCH": "patch"}[method]
         if (verb, resource) in self.denied:

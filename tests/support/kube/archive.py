@@ -34,7 +34,7 @@ _CONFIG = "application/vnd.oci.image.config.v1+json"
 def make(home: Home, say: Say) -> None:
     """Create the missing archives of a bare cluster: pause, CoreDNS and the base of our images."""
     home.images.mkdir(parents=True, exist_ok=True)
-    ours = {
+    own_images = {
         "pause": ("registry.local/pause:1", home.bin / "pause", "65535:65535"),
         "coredns": (
             f"registry.local/coredns:{COREDNS.removeprefix('v')}",
@@ -42,7 +42,7 @@ def make(home: Home, say: Say) -> None:
             "0:0",
         ),
     }
-    for name, (tag, program, user) in ours.items():
+    for name, (tag, program, user) in own_images.items():
         archive = home.images / f"{name}.tar"
         if not archive.exists():
             write(

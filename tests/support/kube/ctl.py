@@ -6,13 +6,13 @@ import asyncio
 import subprocess
 
 
-def kubectl(*arguments: str, given: str | None = None, check: bool = True) -> str:
+def kubectl(*arguments: str, stdin: str | None = None, check: bool = True) -> str:
     """Return the output, including errors. Raises `AssertionError` with it if the command fails and
     `check` is set.
     """
     completed = subprocess.run(
         ["kubectl", *arguments],
-        input=given,
+        input=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -23,6 +23,6 @@ def kubectl(*arguments: str, given: str | None = None, check: bool = True) -> st
     return completed.stdout
 
 
-async def ask(*arguments: str, given: str | None = None, check: bool = True) -> str:
+async def ask(*arguments: str, stdin: str | None = None, check: bool = True) -> str:
     """Run `kubectl` without blocking the event loop."""
-    return await asyncio.to_thread(kubectl, *arguments, given=given, check=check)
+    return await asyncio.to_thread(kubectl, *arguments, stdin=stdin, check=check)

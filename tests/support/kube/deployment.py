@@ -98,7 +98,7 @@ def places(folders: Folders) -> str:
         },
         *folders.volumes(),
     ]
-    return _listed(objects)
+    return _as_list(objects)
 
 
 def secrets(home: Home, folder: Path) -> str:
@@ -118,7 +118,7 @@ def secrets(home: Home, folder: Path) -> str:
         "neo4j": {"NEO4J_AUTH": f"neo4j/{PASSWORD}"},
     }
     kinds = {"moothall-tls": "kubernetes.io/tls"}
-    return _listed(
+    return _as_list(
         {
             "apiVersion": "v1",
             "kind": "Secret",
@@ -138,11 +138,11 @@ def certificate(home: Home, name: str) -> None:
         home.keys,
         name,
         "moothall",
-        others=tuple(f"{service}.{SPACE}" for service in ("moothall", "moothall-tools")),
+        alternative_names=tuple(f"{service}.{SPACE}" for service in ("moothall", "moothall-tools")),
     )
 
 
-def _listed(objects: Iterable[Mapping[str, Any]]) -> str:
+def _as_list(objects: Iterable[Mapping[str, Any]]) -> str:
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
 
 

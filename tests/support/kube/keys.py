@@ -36,7 +36,7 @@ def authority(folder: Path) -> None:
 
 
 def certificate(
-    folder: Path, file: str, name: str, group: str = "", others: tuple[str, ...] = ()
+    folder: Path, file: str, name: str, group: str = "", alternative_names: tuple[str, ...] = ()
 ) -> None:
     """Write FILE.crt and FILE.key for a name in a group, valid for the other names and addresses
     too, if they are missing.
@@ -50,9 +50,12 @@ def certificate(
     draft = _draft(name, group, key).issuer_name(issuer.subject)
     uses = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
     draft = draft.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
-    if others:
+    if alternative_names:
         draft = draft.add_extension(
-            x509.SubjectAlternativeName([_other(other) for other in others]), critical=False
+            x509.SubjectAlternativeName(
+                [_general_name(alternative_name) for alternative_name in alternative_names]
+            ),
+            critical=False,
         )
     _write(folder / f"{file}.key", key)
     (folder / f"{file}.crt").write_bytes(draft.sign(signer, SHA256()).public_bytes(Encoding.PEM))
@@ -101,7 +104,7 @@ def _name(name: str, group: str) -> x509.Name:
     return x509.Name([*parts, x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _other(name: str) -> x509.GeneralName:
+def _general_name(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ip_address(name))
     except ValueError:

@@ -16,7 +16,7 @@ Objects = dict[tuple[str, str, str], dict[str, Any]]
 """By kind, namespace and name."""
 
 
-def kustomized(overlay: Path) -> str:
+def run_kustomize(overlay: Path) -> str:
     """Return the manifests that `kubectl apply -k` sends. Skips the test if neither kubectl nor
     kustomize is available.
     """

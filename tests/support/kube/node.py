@@ -42,12 +42,12 @@ def shell(*command: str, check: bool = True) -> str:
     return completed.stdout
 
 
-def wait(seconds: float, what: str, done: Callable[[], bool]) -> None:
+def wait(seconds: float, description: str, condition: Callable[[], bool]) -> None:
     """Wait for a condition. Raises `Missing` with its name."""
     until = time.monotonic() + seconds
-    while not done():
+    while not condition():
         if time.monotonic() > until:
-            raise Missing(f"{what}: not within {seconds:.0f} seconds")
+            raise Missing(f"{description}: not within {seconds:.0f} seconds")
         time.sleep(_POLL_SECONDS)
 
 
@@ -91,7 +91,7 @@ class Node:
                 return process.pid
         return None
 
-    def inside(self, *command: str) -> list[str]:
+    def command_line(self, *command: str) -> list[str]:
         """Return the command line that runs a command on the node. Raises `Missing` if it does not
         run.
         """
@@ -133,7 +133,7 @@ class Node:
             ]
 
         wait(10, f"namespaces of {self.name}", lambda: bool(inner()))
-        (pid,) = (one.pid for one in inner())
+        (pid,) = (process.pid for process in inner())
         (self.folder / "pid").write_text(str(pid), encoding="utf-8")
         self._cover()
         self._connect(pid)
@@ -148,18 +148,28 @@ class Node:
             cover.write_text(
                 Path("/proc/sys", switch).read_text(encoding="utf-8"), encoding="utf-8"
             )
-            shell(*self.inside("mount", "--bind", str(cover), f"/proc/sys/{switch}"))
+            shell(*self.command_line("mount", "--bind", str(cover), f"/proc/sys/{switch}"))
 
     def _connect(self, pid: int) -> None:
         if BRIDGE not in shell("ip", "-o", "link"):
             shell("ip", "link", "add", BRIDGE, "type", "bridge")
             shell("ip", "addr", "add", f"{HOST}/24", "dev", BRIDGE)
             shell("ip", "link", "set", BRIDGE, "up")
-        outside = f"mhk-n{self.number}"
+        outer_link = f"mhk-n{self.number}"
         shell(
-            "ip", "link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", str(pid)
+            "ip",
+            "link",
+            "add",
+            outer_link,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            str(pid),
         )
-        shell("ip", "link", "set", outside, "master", BRIDGE, "up")
+        shell("ip", "link", "set", outer_link, "master", BRIDGE, "up")
         for line in (
             f"hostname {self.name}",
             "ip link set lo up",
@@ -168,15 +178,15 @@ class Node:
             f"ip route add default via {HOST}",
             "mount --make-rshared /",
         ):
-            shell(*self.inside(*line.split()))
+            shell(*self.command_line(*line.split()))
         for switch in ("ipv4/ip_forward", "bridge/bridge-nf-call-iptables"):
-            shell(*self.inside("sh", "-c", f"echo 1 >/proc/sys/net/{switch}"))
+            shell(*self.command_line("sh", "-c", f"echo 1 >/proc/sys/net/{switch}"))
         shell("ip", "route", "replace", self.pods, "via", self.address)
         shell("ip", "route", "replace", SERVICES, "via", FIRST)
-        for other in nodes(self.home):
-            if other.number != self.number:
-                shell(*self.inside("ip", "route", "replace", other.pods, "via", other.address))
-                shell(*other.inside("ip", "route", "replace", self.pods, "via", self.address))
+        for peer in nodes(self.home):
+            if peer.number != self.number:
+                shell(*self.command_line("ip", "route", "replace", peer.pods, "via", peer.address))
+                shell(*peer.command_line("ip", "route", "replace", self.pods, "via", self.address))
 
     def spawn(self, name: str, *command: str) -> None:
         """Start a process on the node that outlives this process, if it does not run; its output
@@ -189,7 +199,7 @@ class Node:
         self.home.logs.mkdir(parents=True, exist_ok=True)
         with (self.home.logs / f"{self.name}-{name}.log").open("wb") as log:
             process = subprocess.Popen(
-                self.inside(*command),
+                self.command_line(*command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -204,7 +214,7 @@ class Node:
             path.write_text(text, encoding="utf-8")
         _make_cgroups(self.name)
         self.spawn("containerd", "containerd", "-c", str(self.folder / "containerd.toml"))
-        answered = [*self.inside("ctr", "-a", str(self.socket), "version")]
+        answered = [*self.command_line("ctr", "-a", str(self.socket), "version")]
         wait(
             60,
             f"containerd of {self.name}",
@@ -324,7 +334,7 @@ def nodes(home: Home) -> list[Node]:
         for path in home.run.glob("node*/pid")
     )
     return sorted(
-        (one for one in candidates if one.anchor() is not None), key=lambda one: one.number
+        (node for node in candidates if node.anchor() is not None), key=lambda node: node.number
     )
 
 

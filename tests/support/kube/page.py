@@ -33,13 +33,15 @@ def by_role(command: str, space: str) -> str:
     """Return a command as adapted to a deployment by role: `where this page says
     deployment/moothall, say the four`.
     """
-    four = " ".join(f"deployment/moothall-{name}" for name in DEPLOYMENTS)
+    deployments = " ".join(f"deployment/moothall-{name}" for name in DEPLOYMENTS)
     return re.sub(
-        r"deployment/moothall(?![\w-])", four, command.replace("-n moothall ", f"-n {space} ")
+        r"deployment/moothall(?![\w-])",
+        deployments,
+        command.replace("-n moothall ", f"-n {space} "),
     )
 
 
-async def run(command: str, where: Path = ROOT) -> str:
+async def run(command: str, folder: Path = ROOT) -> str:
     """Run a command in a folder as a person does and return its output. Raises `AssertionError`
     with the output if it fails.
     """
@@ -49,7 +51,7 @@ async def run(command: str, where: Path = ROOT) -> str:
         "pipefail",
         "-c",
         command,
-        cwd=where,
+        cwd=folder,
         env=os.environ,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

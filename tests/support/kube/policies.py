@@ -36,7 +36,7 @@ def rules(
             if policy.metadata.namespace == pod.metadata.namespace
             and _selects(policy.spec.pod_selector, pod.metadata.labels or {})
         ]
-        for direction, kind, side in (("in", "Ingress", "daddr"), ("out", "Egress", "saddr")):
+        for direction, kind, field in (("in", "Ingress", "daddr"), ("out", "Egress", "saddr")):
             applicable = [
                 policy for policy in of_it if kind in (policy.spec.policy_types or ["Ingress"])
             ]
@@ -47,7 +47,7 @@ def rules(
                 {
                     line
                     for policy in applicable
-                    for line in _allowed(policy, direction, pods, namespaces)
+                    for line in _allowed_connections(policy, direction, pods, namespaces)
                 }
             )
             chains.append(
@@ -55,7 +55,7 @@ def rules(
                 + "".join(f"{line} return\n" for line in lines)
                 + "counter reject\n}\n"
             )
-            ways.append((direction, f"ip {side} {pod.status.pod_ip} jump {name}\n"))
+            ways.append((direction, f"ip {field} {pod.status.pod_ip} jump {name}\n"))
     outward = "".join(line for direction, line in ways if direction == "out")
     forward = outward + "".join(line for direction, line in ways if direction == "in")
     head = "policy accept;\nct state established,related accept\n"
@@ -73,23 +73,26 @@ def _selects(selector: Any, labels: Mapping[str, str]) -> bool:
     if any(labels.get(key) != value for key, value in (selector.match_labels or {}).items()):
         return False
     operators = {
-        "In": lambda one: labels.get(one.key) in one.values,
-        "NotIn": lambda one: labels.get(one.key) not in one.values,
-        "Exists": lambda one: one.key in labels,
-        "DoesNotExist": lambda one: one.key not in labels,
+        "In": lambda expression: labels.get(expression.key) in expression.values,
+        "NotIn": lambda expression: labels.get(expression.key) not in expression.values,
+        "Exists": lambda expression: expression.key in labels,
+        "DoesNotExist": lambda expression: expression.key not in labels,
     }
-    return all(operators[one.operator](one) for one in selector.match_expressions or [])
+    return all(
+        operators[expression.operator](expression)
+        for expression in selector.match_expressions or []
+    )
 
 
-def _allowed(
+def _allowed_connections(
     policy: Any, direction: str, pods: Sequence[Any], namespaces: Mapping[str, Mapping[str, str]]
 ) -> Iterator[str]:
     """Yield the connections that a policy allows, as conditions of a rule."""
     for rule in (policy.spec.ingress if direction == "in" else policy.spec.egress) or []:
         peers = rule._from if direction == "in" else rule.to
-        side = "saddr" if direction == "in" else "daddr"
+        field = "saddr" if direction == "in" else "daddr"
         hosts = (
-            [_hosts(peer, policy.metadata.namespace, side, pods, namespaces) for peer in peers]
+            [_hosts(peer, policy.metadata.namespace, field, pods, namespaces) for peer in peers]
             if peers
             else [""]
         )
@@ -100,26 +103,26 @@ def _allowed(
 def _hosts(
     peer: Any,
     namespace: str,
-    side: str,
+    field: str,
     pods: Sequence[Any],
     namespaces: Mapping[str, Mapping[str, str]],
 ) -> str | None:
     """Return the condition of a peer, None if it matches nobody."""
     if peer.ip_block:
         but = ", ".join(peer.ip_block._except or [])
-        return (f"ip {side} != {{ {but} }} " if but else "") + f"ip {side} {peer.ip_block.cidr}"
-    where = {namespace}
+        return (f"ip {field} != {{ {but} }} " if but else "") + f"ip {field} {peer.ip_block.cidr}"
+    selected = {namespace}
     if peer.namespace_selector is not None:
-        where = {
+        selected = {
             name for name, labels in namespaces.items() if _selects(peer.namespace_selector, labels)
         }
-    meant = [
+    addresses = [
         pod.status.pod_ip
         for pod in pods
-        if pod.metadata.namespace in where
+        if pod.metadata.namespace in selected
         and (peer.pod_selector is None or _selects(peer.pod_selector, pod.metadata.labels or {}))
     ]
-    return f"ip {side} {{ {', '.join(sorted(set(meant)))} }}" if meant else None
+    return f"ip {field} {{ {', '.join(sorted(set(addresses)))} }}" if addresses else None
 
 
 def _port(port: Any) -> str:
@@ -130,7 +133,7 @@ def _port(port: Any) -> str:
 
 
 @contextmanager
-def enforced(api: client.ApiClient, home: Home, *spaces: str) -> Iterator[None]:
+def enforce_policies(api: client.ApiClient, home: Home, *spaces: str) -> Iterator[None]:
     """Enforce the policies of these namespaces until the context ends, and leave other namespaces
     alone. Errors are raised at the end.
     """
@@ -158,7 +161,7 @@ def enforced(api: client.ApiClient, home: Home, *spaces: str) -> Iterator[None]:
         thread.join()
         for node in nodes(home):
             subprocess.run(
-                node.inside("nft", "delete", "table", "ip", "moothall-policies"),
+                node.command_line("nft", "delete", "table", "ip", "moothall-policies"),
                 capture_output=True,
                 check=False,
             )
@@ -185,7 +188,7 @@ def _apply(api: client.ApiClient, home: Home, spaces: Collection[str], last: str
     if table != last:
         for node in nodes(home):
             subprocess.run(
-                node.inside("nft", "-f", "-"),
+                node.command_line("nft", "-f", "-"),
                 input=table,
                 text=True,
                 capture_output=True,

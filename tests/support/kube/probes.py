@@ -66,20 +66,20 @@ def probe(
 
 
 @asynccontextmanager
-async def standing(*pods: Mapping[str, Any]) -> AsyncIterator[None]:
+async def running_pods(*pods: Mapping[str, Any]) -> AsyncIterator[None]:
     """Run pods until the context ends."""
     await ask(
-        "apply", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": pods})
+        "apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": pods})
     )
-    where = [(pod["metadata"]["name"], pod["metadata"]["namespace"]) for pod in pods]
+    names = [(pod["metadata"]["name"], pod["metadata"]["namespace"]) for pod in pods]
     try:
-        for name, namespace in where:
+        for name, namespace in names:
             await ask(
                 "-n", namespace, "wait", "--for=condition=Ready", f"pod/{name}", "--timeout=90s"
             )
         yield
     finally:
-        for name, namespace in where:
+        for name, namespace in names:
             await ask("-n", namespace, "delete", "pod", name, "--wait=false")
 
 
@@ -100,17 +100,19 @@ async def reaches(name: str, namespace: str, host: str, port: int) -> bool:
 
 
 @asynccontextmanager
-async def listening(where: str, *ports: int) -> AsyncIterator[None]:
+async def listening(external_address: str, *ports: int) -> AsyncIterator[None]:
     """Have each node answer at an external address until the context ends, like a cloud's metadata
     service or a public server.
     """
     async with AsyncExitStack() as stack:
         for node in nodes(Home.of_user()):
-            await _run(*node.inside("ip", "addr", "replace", f"{where}/32", "dev", "lo"))
-            stack.push_async_callback(
-                _run, *node.inside("ip", "addr", "del", f"{where}/32", "dev", "lo")
+            await _run(
+                *node.command_line("ip", "addr", "replace", f"{external_address}/32", "dev", "lo")
             )
-            program = (sys.executable, "-c", _LISTEN, where, *map(str, ports))
+            stack.push_async_callback(
+                _run, *node.command_line("ip", "addr", "del", f"{external_address}/32", "dev", "lo")
+            )
+            program = (sys.executable, "-c", _LISTEN, external_address, *map(str, ports))
             server = await asyncio.create_subprocess_exec(
                 "nsenter", "-t", str(node.anchor()), "-n", "--", *program
             )

@@ -31,7 +31,7 @@ def make_namespaces() -> None:
         manifest = (DEPLOY / f"base/{name}.yaml").read_text(encoding="utf-8")
         for text in (manifest, manifest.replace("moothall-workspaces", WORKSPACES)):
             # Several workers may do this at once.
-            kubectl("apply", "--server-side", "-f", "-", given=text)
+            kubectl("apply", "--server-side", "-f", "-", stdin=text)
 
 
 @asynccontextmanager
@@ -40,9 +40,9 @@ async def bus(folder: Path) -> AsyncIterator[str]:
     address = os.environ["CLUSTER_ADDRESS"]
     with socket.create_server((address, 0)) as free:
         port = free.getsockname()[1]
-    where = ("-a", address, "-p", str(port), "-js", "-sd", str(folder))
+    arguments = ("-a", address, "-p", str(port), "-js", "-sd", str(folder))
     server = await asyncio.create_subprocess_exec(
-        _binary(), *where, stderr=asyncio.subprocess.DEVNULL
+        _binary(), *arguments, stderr=asyncio.subprocess.DEVNULL
     )
     try:
         async with asyncio.timeout(20):
@@ -64,7 +64,7 @@ async def _answers(address: str, port: int) -> bool:
     return True
 
 
-def configured(folder: Path, bus: str, *, warm: int = 0, **jobs: Any) -> Settings:
+def local_host_settings(folder: Path, bus: str, *, warm: int = 0, **jobs: Any) -> Settings:
     """Return the settings of a local host whose workspaces are Jobs; `jobs` are more settings of
     these.
     """

@@ -123,5 +123,5 @@ def objects(weights: Path) -> str:
 
 
 def _object(version: str, kind: str, name: str, space: str = "", **fields: Any) -> dict[str, Any]:
-    where = {"namespace": space} if space else {}
-    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, **where}, **fields}
+    placement = {"namespace": space} if space else {}
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, **placement}, **fields}

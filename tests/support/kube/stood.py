@@ -28,7 +28,9 @@ DEPLOYMENTS = ("api", "collector", "tools", "hosts")
 
 
 @asynccontextmanager
-async def stood(home: Home, folder: Path, values: Mapping[str, Any]) -> AsyncIterator[Folders]:
+async def install_deployment(
+    home: Home, folder: Path, values: Mapping[str, Any]
+) -> AsyncIterator[Folders]:
     """Install a deployment with these values of the chart and yield its volumes, which start empty;
     `folder` receives its keys.
 
@@ -36,18 +38,18 @@ async def stood(home: Home, folder: Path, values: Mapping[str, Any]) -> AsyncIte
     not become ready.
     """
     folders = Folders(home.run / "volumes" / SPACE)
-    await cleared(home)
+    await remove_deployment(home)
     try:
         await asyncio.to_thread(neo4j.make, home, print)
         await give_images(home)
         await asyncio.to_thread(folders.make)
-        await ask("apply", "-f", "-", given=places(folders))
-        await ask("apply", "-f", "-", given=secrets(home, folder))
+        await ask("apply", "-f", "-", stdin=places(folders))
+        await ask("apply", "-f", "-", stdin=secrets(home, folder))
         await asyncio.to_thread(install, home, values)
         await all_rolled_out()
         yield folders
     finally:
-        await cleared(home)
+        await remove_deployment(home)
 
 
 async def give_images(home: Home) -> None:
@@ -56,7 +58,7 @@ async def give_images(home: Home) -> None:
         await asyncio.to_thread(node.give_images, print)
 
 
-async def applied(folder: str) -> None:
+async def apply_kustomization(folder: str) -> None:
     """Apply a kustomization; retry if the API server is too busy for its larger definitions. Raises
     `AssertionError`.
     """
@@ -70,7 +72,7 @@ async def applied(folder: str) -> None:
             return
 
 
-async def rolled_out(*names: str) -> None:
+async def wait_for_rollout(*names: str) -> None:
     """Wait for Deployments and StatefulSets. Raises `AssertionError` with the pods' logs if they do
     not become ready.
     """
@@ -78,16 +80,16 @@ async def rolled_out(*names: str) -> None:
         try:
             await ask("-n", SPACE, "rollout", "status", name, "--timeout=240s")
         except AssertionError as error:
-            seen = await ask("-n", SPACE, "get", "pods,events", "-o", "wide")
+            description = await ask("-n", SPACE, "get", "pods,events", "-o", "wide")
             logs = await ask(
                 "-n", SPACE, "logs", name, "--all-containers", "--tail=40", check=False
             )
-            raise AssertionError(f"{error}\n{seen[-6000:]}\n{logs[-4000:]}") from error
+            raise AssertionError(f"{error}\n{description[-6000:]}\n{logs[-4000:]}") from error
 
 
 async def all_rolled_out() -> None:
     """Wait for the whole deployment. Raises `AssertionError`."""
-    await rolled_out(
+    await wait_for_rollout(
         "statefulset/nats",
         "statefulset/neo4j",
         *(f"deployment/moothall-{name}" for name in DEPLOYMENTS),
@@ -109,7 +111,7 @@ async def old_pods_gone() -> None:
     raise AssertionError(f"pods that should have ended by {ending} are still there")
 
 
-async def cleared(home: Home) -> None:
+async def remove_deployment(home: Home) -> None:
     """Remove the whole deployment, as far as it exists."""
     await asyncio.to_thread(uninstall, home)
     await ask("delete", "namespace", SPACE, WORKSPACES, "--ignore-not-found", "--timeout=120s")

@@ -118,11 +118,11 @@ class App:
                 for path in (self.folder / "bus").glob("nats-server_*.ports")
             ]
         if kind == "executor":
-            return [pid for host in ("host", "host-2") for pid in self._below(host)]
+            return [pid for host in ("host", "host-2") for pid in self._children(host)]
         pid = self.parts[kind].pid
         return [pid] if pid else []
 
-    def _below(self, name: str) -> list[int]:
+    def _children(self, name: str) -> list[int]:
         part = self.parts.get(name)
         with suppress(psutil.Error):
             if part is not None and part.pid:

@@ -74,7 +74,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Seen:
+class RunResult:
     """The outcome of a run. `hit` counts the processes that got the blow."""
 
     plan: Plan
@@ -98,11 +98,11 @@ class Lane:
     repository: str
     runs: int = 0
 
-    async def run(self, plan: Plan) -> Seen:
+    async def run(self, plan: Plan) -> RunResult:
         """Deliberate once, with the plan's blow, and check everything afterwards."""
         self.runs += 1
         task_id = f"run-{self.runs}"
-        seen = Seen(plan)
+        result = RunResult(plan)
         if plan.fresh:
             await asyncio.to_thread(
                 self.repo.git, "commit", "--quiet", "--allow-empty", "-m", task_id
@@ -112,69 +112,69 @@ class Lane:
         outcome: Outcome | None = None
         try:
             async with asyncio.timeout(_RUN_SECONDS), asyncio.TaskGroup() as group:
-                following = group.create_task(self._follow(task_id, seen, recorded))
+                following = group.create_task(self._follow(task_id, result, recorded))
                 await self._submit(task_id, plan)
                 outcome = await following
-                await self._check_reported_result(task_id, outcome, seen)
+                await self._check_reported_result(task_id, outcome, result)
         except TimeoutError:
-            seen.trouble.append(f"no decision within {_RUN_SECONDS:.0f} s")
-        seen.seconds = time.monotonic() - began
+            result.trouble.append(f"no decision within {_RUN_SECONDS:.0f} s")
+        result.seconds = time.monotonic() - began
         if outcome is not None:
-            seen.end = End.of(
-                outcome, await asyncio.to_thread(self._delivered, task_id, outcome, seen)
+            result.end = End.of(
+                outcome, await asyncio.to_thread(self._delivered, task_id, outcome, result)
             )
-        await self._wait_until_idle(seen)
+        await self._wait_until_idle(result)
         if plan.blow is not None and plan.blow.kind == "host" and not plan.blow.stop:
-            await self._wait_for_recovery(seen)
-        self._calls(offset, recorded, seen)
-        return seen
+            await self._wait_for_recovery(result)
+        self._calls(offset, recorded, result)
+        return result
 
-    async def _follow(self, task_id: str, seen: Seen, recorded: dict[str, float]) -> Outcome:
+    async def _follow(self, task_id: str, result: RunResult, recorded: dict[str, float]) -> Outcome:
         """Watch the log from now on, deal the blow at its boundary, and return the decision."""
-        after = (await self.bus.state(EVENTS.name)).last_seq
+        last_seq = (await self.bus.state(EVENTS.name)).last_seq
         dealing: asyncio.Task[None] | None = None
         outcome: Outcome | None = None
         async with asyncio.TaskGroup() as group:
             async for item in self.bus.follow(
-                (*deliberation_topics(TaskKey(task_id)), Channel.TOOLS.all), after
+                (*deliberation_topics(TaskKey(task_id)), Channel.TOOLS.all), last_seq
             ):
                 event = item.event
                 if event.data.get("task_id") != task_id:
                     continue
-                seen.types[event.type] += 1
+                result.types[event.type] += 1
                 if event.type is EventType.MODEL_CALLED:
                     recorded.setdefault(str(event.data["call_id"]), _stored_at(item))
                 if (
-                    seen.plan.cancelled
+                    result.plan.cancelled
                     and event.type is _CANCELLABLE
-                    and seen.types[event.type] == 1
+                    and result.types[event.type] == 1
                 ):
                     group.create_task(self._cancel(task_id))
-                blow = seen.plan.blow
+                blow = result.plan.blow
                 if (
                     blow is not None
-                    and (event.type, seen.types[event.type]) == (blow.type, blow.nth)
+                    and (event.type, result.types[event.type]) == (blow.type, blow.nth)
                     and dealing is None
                 ):
                     self.app.note_instances()
-                    dealing = group.create_task(self._deal(blow, seen))
+                    dealing = group.create_task(self._deal(blow, result))
                 if event.type is EventType.DELIBERATION_DECIDED:
                     outcome = load(Outcome, event.data)
                     break
-        if seen.plan.blow is not None and dealing is None:
-            seen.trouble.append("its boundary never came")
+        if result.plan.blow is not None and dealing is None:
+            result.trouble.append("its boundary never came")
         if outcome is None:
             raise AssertionError("the log ended")
         return outcome
 
-    async def _deal(self, blow: Blow, seen: Seen) -> None:
+    async def _deal(self, blow: Blow, result: RunResult) -> None:
         until = time.monotonic() + (_EXECUTOR_SECONDS if blow.kind == "executor" else 0.0)
         while not (pids := self.app.pids(blow.kind)) and time.monotonic() < until:
             await asyncio.sleep(0.005)
         if not blow.stop:
-            seen.hit = hit(pids, signal.SIGKILL)
+            result.hit = hit(pids, signal.SIGKILL)
             return
-        seen.hit = hit(pids, signal.SIGSTOP)
+        result.hit = hit(pids, signal.SIGSTOP)
         try:
             async with asyncio.TaskGroup() as group:
                 # Work that one host holds and cannot do is resumed by another.
@@ -223,7 +223,9 @@ class Lane:
                     raise
             await asyncio.sleep(0.1)
 
-    async def _check_reported_result(self, task_id: str, outcome: Outcome, seen: Seen) -> None:
+    async def _check_reported_result(
+        self, task_id: str, outcome: Outcome, result: RunResult
+    ) -> None:
         """Wait until the API reports the end too, and check that it reports the same outcome."""
         request = pb.GetDeliberationResultRequest(task_id=task_id)
         running = {pb.DELIBERATION_STATUS_PENDING, pb.DELIBERATION_STATUS_IN_PROGRESS}
@@ -237,31 +239,31 @@ class Lane:
         if answer.winner_id != outcome.winner_id or not pb.DeliberationStatus.Name(
             answer.status
         ).endswith(outcome.status):
-            seen.trouble.append(f"the API reports {answer.status} with {answer.winner_id!r}")
+            result.trouble.append(f"the API reports {answer.status} with {answer.winner_id!r}")
 
-    def _delivered(self, task_id: str, outcome: Outcome, seen: Seen) -> str:
+    def _delivered(self, task_id: str, outcome: Outcome, result: RunResult) -> str:
         """Return the changes of the winner's branch; report a mismatch of branch and outcome."""
         ref = f"refs/heads/moothall/{task_id}"
         commit = self.repo.git("for-each-ref", "--format=%(objectname)", ref)
         if commit != outcome.commit_sha:
-            seen.trouble.append(
+            result.trouble.append(
                 f"the branch is {commit or 'missing'}, the outcome says "
                 f"{outcome.commit_sha or 'none'}"
             )
         return self.repo.git("diff", f"{commit}^", commit) if commit else ""
 
-    async def _wait_until_idle(self, seen: Seen) -> None:
+    async def _wait_until_idle(self, result: RunResult) -> None:
         """Wait until no work is left; report dead letters."""
         try:
             async with asyncio.timeout(_QUIET_SECONDS):
                 while (await self.bus.state(WORK.name)).messages:
                     await asyncio.sleep(0.1)
         except TimeoutError:
-            seen.trouble.append("the work item was never acked")
+            result.trouble.append("the work item was never acked")
         if (await self.bus.state(DEAD.name)).messages:
-            seen.trouble.append("there are dead letters")
+            result.trouble.append("there are dead letters")
 
-    async def _wait_for_recovery(self, seen: Seen) -> None:
+    async def _wait_for_recovery(self, result: RunResult) -> None:
         """Wait until the restarted host has cleaned up after the killed one, because the lane may
         end next.
         """
@@ -270,20 +272,20 @@ class Lane:
                 while not await asyncio.to_thread(self.app.host_is_up):
                     await asyncio.sleep(0.1)
         except TimeoutError:
-            seen.trouble.append("no host came back")
+            result.trouble.append("no host came back")
 
     def _journal_size(self) -> int:
         return self.app.journal.stat().st_size if self.app.journal.exists() else 0
 
-    def _calls(self, offset: int, recorded: dict[str, float], seen: Seen) -> None:
+    def _calls(self, offset: int, recorded: dict[str, float], result: RunResult) -> None:
         """Count the calls, and those repeated though their answer was on the log."""
         with self.app.journal.open("rb") as lines:
             lines.seek(offset)
             for line in lines:
                 arrived, call_id = json.loads(line)
-                seen.calls += 1
+                result.calls += 1
                 if arrived > recorded.get(call_id, arrived):
-                    seen.repeated.append(call_id)
+                    result.repeated.append(call_id)
 
 
 def _stored_at(item: Recorded) -> float:

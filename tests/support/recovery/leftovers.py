@@ -36,12 +36,12 @@ def _processes(folder: str) -> Iterator[str]:
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if process.pid != psutil.Process().pid and process.status() != psutil.STATUS_ZOMBIE:
-                seen = (
+                texts = (
                     *process.cmdline(),
                     *process.environ().values(),
                     *_lines(f"/proc/{process.pid}/mountinfo"),
                 )
-                if any(folder in text for text in seen):
+                if any(folder in text for text in texts):
                     yield f"{process.pid} {' '.join(process.cmdline())[:200]}"
 
 

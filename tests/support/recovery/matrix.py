@@ -55,10 +55,10 @@ class Matrix:
         self.report.reference = {False: warm.end, True: cancelled.end}
         boundaries = [
             *_boundaries(warm.types, Plan()),
-            *_boundaries(cold.types - warm.types, Plan(fresh=True), known=warm.types),
-            *_boundaries(cancelled.types, Plan(cancelled=True), known=warm.types),
+            *_boundaries(cold.types - warm.types, Plan(fresh=True), known_types=warm.types),
+            *_boundaries(cancelled.types, Plan(cancelled=True), known_types=warm.types),
         ]
-        check_covered(kind for seen in (cold, warm, cancelled) for kind in seen.types)
+        check_covered(kind for result in (cold, warm, cancelled) for kind in result.types)
         return boundaries
 
     async def run(
@@ -73,23 +73,24 @@ class Matrix:
             while waiting:
                 apps += 1
                 async with self._lane(f"{name}-{number}-{apps}", ack_wait) as test_lane:
-                    while waiting and not await self._one(test_lane, waiting.pop()):
+                    while waiting and not await self._run_plan(test_lane, waiting.pop()):
                         pass  # after trouble the next plan starts in a fresh lane
 
         async with asyncio.TaskGroup() as group:
             for number in range(1, min(lanes, len(plans)) + 1):
                 group.create_task(work(number))
 
-    async def _one(self, test_lane: Lane, plan: Plan) -> bool:
-        seen = await test_lane.run(plan)
-        self.report.seen.append(seen)
-        wrong = self.report.wrong(seen)
-        say(
-            f"[{len(self.report.seen):3}/{self.total}] {time.monotonic() - self.report.began:4.0f} "
-            f"s  {plan.blow}: {'; '.join(wrong) or 'the same end'} ({seen.seconds:.1f} s, "
-            f"{seen.calls} calls, {seen.hit} hit)"
+    async def _run_plan(self, test_lane: Lane, plan: Plan) -> bool:
+        result = await test_lane.run(plan)
+        self.report.results.append(result)
+        problems = self.report.problems(result)
+        print_progress(
+            f"[{len(self.report.results):3}/{self.total}] "
+            f"{time.monotonic() - self.report.began:4.0f} s  {plan.blow}: "
+            f"{'; '.join(problems) or 'the same end'} ({result.seconds:.1f} s, "
+            f"{result.calls} calls, {result.hit} hit)"
         )
-        return bool(wrong)
+        return bool(problems)
 
     @asynccontextmanager
     async def _lane(self, name: str, ack_wait: float = 5.0) -> AsyncIterator[Lane]:
@@ -113,19 +114,17 @@ def check_covered(produced: Iterable[EventType]) -> None:
         raise AssertionError(
             f"no run produces {', '.join(sorted(missing))}: script it, or say in scene.py why not"
         )
-    if both := covered & NOT_SCRIPTED.keys():
+    if contradicting := covered & NOT_SCRIPTED.keys():
         raise AssertionError(
-            f"scene.py explains why {', '.join(sorted(both))} cannot come, and it came"
+            f"scene.py explains why {', '.join(sorted(contradicting))} cannot come, and it came"
         )
 
 
 def _boundaries(
-    types: Counter[EventType], plan: Plan, known: Iterable[EventType] = ()
+    types: Counter[EventType], plan: Plan, known_types: Iterable[EventType] = ()
 ) -> list[Plan]:
-    """Return the first and the last event of each type that is not `known`, without a victim
-    yet.
-    """
-    covered = set(known)
+    """Return the first and last event of each type not in `known_types`, without victims yet."""
+    covered = set(known_types)
     return [
         replace(plan, blow=Blow("host", kind, nth))
         for kind, count in types.items()
@@ -157,7 +156,7 @@ def stops(boundaries: Sequence[Plan], kind: Kind) -> list[Plan]:
     return plans
 
 
-def say(text: str) -> None:
+def print_progress(text: str) -> None:
     """Print progress."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
@@ -167,12 +166,12 @@ async def run_matrix(options: argparse.Namespace, folder: Path) -> bool:
     """Run what the options select and report the result."""
     matrix = Matrix(folder)
     boundaries = await matrix.references()
-    say(
+    print_progress(
         f"{len(boundaries)} boundaries of "
         f"{len({plan.blow.type for plan in boundaries if plan.blow})} event types; without: "
     )
-    for kind, why in NOT_SCRIPTED.items():
-        say(f"  {kind.removeprefix('moothall.')}: {why}")
+    for kind, reason in NOT_SCRIPTED.items():
+        print_progress(f"  {kind.removeprefix('moothall.')}: {reason}")
     if options.types:
         boundaries = [
             plan
@@ -186,7 +185,7 @@ async def run_matrix(options: argparse.Namespace, folder: Path) -> bool:
         group.create_task(matrix.run(killed, options.lanes))
     report = matrix.report
     text = f"{report.table(boundaries)}\n\n{report.summary()}"
-    say(f"\n{text}")
+    print_progress(f"\n{text}")
     if options.report:
         await asyncio.to_thread(options.report.write_text, f"{text}\n", encoding="utf-8")
     return report.fine
@@ -226,7 +225,7 @@ def main() -> int:
         if fine:
             shutil.rmtree(folder)
         else:
-            say(f"files and logs of the lanes: {folder}")
+            print_progress(f"files and logs of the lanes: {folder}")
     return 0 if fine else 1
 
 

@@ -107,11 +107,11 @@ async def host(name: str) -> None:
     from moothall.workers.owner import Process
 
     settings = load_settings()
-    nobody = Process(0, 0, "")  # each part is killed separately
+    no_process = Process(0, 0, "")  # each part is killed separately
     await host_main(
         name,
         lambda: None,
-        app=nobody,
+        app=no_process,
         settings=settings,
         bus_url=_bus(settings),
         model_url=settings.llm.base_url or "",

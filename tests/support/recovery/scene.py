@@ -103,8 +103,8 @@ def _append(content: str) -> tuple[str, dict[str, Any]]:
     return "files.append", {"path": "src/utils.py", "content": content}
 
 
-def _mend(wrong: str) -> tuple[str, dict[str, Any]]:
-    return "files.edit", {"path": "src/utils.py", "old": wrong, "new": "Hello, World!"}
+def _mend(wrong_text: str) -> tuple[str, dict[str, Any]]:
+    return "files.edit", {"path": "src/utils.py", "old": wrong_text, "new": "Hello, World!"}
 
 
 _OUTPUT_TEXT: Mapping[tuple[str, str, str], str] = {

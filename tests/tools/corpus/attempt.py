@@ -19,7 +19,7 @@ class Attempt:
 
     Attributes:
         statuses: the statuses that it may end with.
-        shows: a pattern in the result that proves that it was really tried.
+        expected_output: a pattern in the result that proves that it was really tried.
         plants: files created in the workspace before.
         first: a shell command run before.
     """
@@ -28,31 +28,31 @@ class Attempt:
     tool: str
     arguments: Mapping[str, Any]
     statuses: tuple[str, ...] = ("success",)
-    shows: str = ""
+    expected_output: str = ""
     plants: Mapping[str, str] = field(default_factory=dict)
     first: str = ""
 
 
 def python(
-    name: str, code: str, shows: str = "", *, statuses: tuple[str, ...] = ("success",)
+    name: str, code: str, expected_output: str = "", *, statuses: tuple[str, ...] = ("success",)
 ) -> Attempt:
     """Return an attempt in Python, by `code.python`."""
-    return Attempt(name, "code.python", {"code": code}, statuses, shows)
+    return Attempt(name, "code.python", {"code": code}, statuses, expected_output)
 
 
 def shell(
-    name: str, command: str, shows: str = "", *, statuses: tuple[str, ...] = ("success",)
+    name: str, command: str, expected_output: str = "", *, statuses: tuple[str, ...] = ("success",)
 ) -> Attempt:
     """Return an attempt in bash, by `code.shell`."""
-    return Attempt(name, "code.shell", {"command": command}, statuses, shows)
+    return Attempt(name, "code.shell", {"command": command}, statuses, expected_output)
 
 
-def filled(value: Any, placeholders: Mapping[str, str]) -> Any:
+def fill_in(value: Any, placeholders: Mapping[str, str]) -> Any:
     """Return the arguments with their placeholders filled in."""
     if isinstance(value, str):
-        for placeholder, meant in placeholders.items():
-            value = value.replace(placeholder, meant)
+        for placeholder, replacement in placeholders.items():
+            value = value.replace(placeholder, replacement)
         return value
     if isinstance(value, Mapping):
-        return {key: filled(item, placeholders) for key, item in value.items()}
-    return [filled(item, placeholders) for item in value] if isinstance(value, list) else value
+        return {key: fill_in(item, placeholders) for key, item in value.items()}
+    return [fill_in(item, placeholders) for item in value] if isinstance(value, list) else value

@@ -12,24 +12,24 @@ _LEFT_OUT = r'"files": \["README.copy"\]'
 _OWN_FOLDER = "git's own folder|submodule|absolute|leaves the tree"
 
 
-def _planted(
+def _attempt_after(
     name: str,
     first: str,
     statuses: tuple[str, ...] = ("success",),
-    shows: str = "",
+    expected_output: str = "",
     tool: str = "git.commit",
 ) -> Attempt:
     arguments = {"message": "work"} if tool == "git.commit" else {}
     return Attempt(
-        name, tool, arguments, statuses, shows, first=f"echo more >> README.copy; {first}"
+        name, tool, arguments, statuses, expected_output, first=f"echo more >> README.copy; {first}"
     )
 
 
 def _argument(
-    name: str, tool: str, argument: str, *values: object, shows: str = ""
+    name: str, tool: str, argument: str, *values: object, expected_output: str = ""
 ) -> tuple[Attempt, ...]:
     return tuple(
-        Attempt(f"{name}-{n}", tool, {argument: value}, _NO, shows)
+        Attempt(f"{name}-{n}", tool, {argument: value}, _NO, expected_output)
         for n, value in enumerate(values, 1)
     )
 
@@ -63,101 +63,115 @@ _DRIVERS = (
 )
 
 ATTEMPTS = (
-    _planted(
+    _attempt_after(
         "folder-with-configuration",
         f"rm .git; mkdir .git; {_WRITE_CONFIG}mv CONFIG .git/config",
-        shows=_LEFT_OUT,
+        expected_output=_LEFT_OUT,
     ),
-    _planted(
+    _attempt_after(
         "configuration-of-the-shell",
         f"{_WRITE_CONFIG}mv CONFIG $(git rev-parse --git-dir)/config",
-        shows=_LEFT_OUT,
+        expected_output=_LEFT_OUT,
     ),
-    _planted(
-        "hooks-of-the-shell", f"{_HOOKS}; mv hooks $(git rev-parse --git-dir)/", shows=_LEFT_OUT
+    _attempt_after(
+        "hooks-of-the-shell",
+        f"{_HOOKS}; mv hooks $(git rev-parse --git-dir)/",
+        expected_output=_LEFT_OUT,
     ),
-    _planted("folder-in-capitals", "mkdir .GIT; echo x > .GIT/config", _NO, _OWN_FOLDER),
-    _planted(
+    _attempt_after("folder-in-capitals", "mkdir .GIT; echo x > .GIT/config", _NO, _OWN_FOLDER),
+    _attempt_after(
         "folder-with-invisible-letters",
         "mkdir $'.g\\u200cit'; echo x > $'.g\\u200cit/config'",
         _NO,
         _OWN_FOLDER,
     ),
-    _planted("folder-with-a-short-name", "mkdir git~1; echo x > git~1/config", _NO, _OWN_FOLDER),
-    _planted(
+    _attempt_after(
+        "folder-with-a-short-name", "mkdir git~1; echo x > git~1/config", _NO, _OWN_FOLDER
+    ),
+    _attempt_after(
         "folder-in-a-folder",
         "mkdir -p src/.git/hooks; echo x > src/.git/hooks/post-commit",
-        shows=_LEFT_OUT,
+        expected_output=_LEFT_OUT,
     ),
-    _planted(
-        "file-that-points-elsewhere", "echo gitdir: $(dirname @OUTSIDE@) > .git", shows=_LEFT_OUT
+    _attempt_after(
+        "file-that-points-elsewhere",
+        "echo gitdir: $(dirname @OUTSIDE@) > .git",
+        expected_output=_LEFT_OUT,
     ),
-    _planted(
-        "link-that-points-elsewhere", "rm .git; ln -s $(dirname @OUTSIDE@) .git", shows=_LEFT_OUT
+    _attempt_after(
+        "link-that-points-elsewhere",
+        "rm .git; ln -s $(dirname @OUTSIDE@) .git",
+        expected_output=_LEFT_OUT,
     ),
-    _planted(
+    _attempt_after(
         "alternates",
         "rm .git; mkdir -p .git/objects/info; echo / > .git/objects/info/alternates",
-        shows=_LEFT_OUT,
+        expected_output=_LEFT_OUT,
     ),
-    _planted(
+    _attempt_after(
         "a-bare-repository-in-the-tree",
         f"echo ref: refs/heads/x > HEAD; mkdir -p objects refs; {_WRITE_CONFIG}mv CONFIG config; "
         f"{_HOOKS}",
     ),
-    _planted("hooks-in-the-tree", _HOOKS),
-    _planted("drivers-in-attributes", f"{_DRIVERS}; {_WRITE_CONFIG}mv CONFIG .gitconfig"),
-    _planted("drivers-in-attributes-and-a-look", _DRIVERS, tool="git.diff"),
-    _planted("drivers-in-attributes-and-a-status", _DRIVERS, tool="git.status"),
-    _planted(
+    _attempt_after("hooks-in-the-tree", _HOOKS),
+    _attempt_after("drivers-in-attributes", f"{_DRIVERS}; {_WRITE_CONFIG}mv CONFIG .gitconfig"),
+    _attempt_after("drivers-in-attributes-and-a-look", _DRIVERS, tool="git.diff"),
+    _attempt_after("drivers-in-attributes-and-a-status", _DRIVERS, tool="git.status"),
+    _attempt_after(
         "attributes-of-a-folder",
         "mkdir -p info; echo '* filter=evil' > info/attributes; echo '* diff=evil' > "
         "src/.gitattributes",
         tool="git.diff",
     ),
-    _planted("ignore-everything", "printf '*\\n' > .gitignore", ("invalid",), "nothing to commit"),
-    _planted(
+    _attempt_after(
+        "ignore-everything", "printf '*\\n' > .gitignore", ("invalid",), "nothing to commit"
+    ),
+    _attempt_after(
         "submodule",
         'printf \'[submodule "x"]\\n\\tpath = x\\n\\turl = ext::sh -c touch%% '
         "/tmp/@MARK@\\n\\tupdate = !touch /tmp/@MARK@\\n' > .gitmodules",
         _NO,
         "submodule",
     ),
-    _planted("submodule-in-capitals", "echo x > .GitModules", _NO, "submodule"),
-    _planted("link-out", "ln -s @OUTSIDE@ link", _NO, "absolute path"),
-    _planted("link-up", "ln -s ../outside/canary.txt link", _NO, "leaves the tree"),
-    _planted("link-into-git", "ln -s .git/hooks link", _NO, "git's own folder"),
-    _planted(
+    _attempt_after("submodule-in-capitals", "echo x > .GitModules", _NO, "submodule"),
+    _attempt_after("link-out", "ln -s @OUTSIDE@ link", _NO, "absolute path"),
+    _attempt_after("link-up", "ln -s ../outside/canary.txt link", _NO, "leaves the tree"),
+    _attempt_after("link-into-git", "ln -s .git/hooks link", _NO, "git's own folder"),
+    _attempt_after(
         "link-that-climbs-in-the-middle",
         "mkdir a; ln -s a/../../x link",
         _NO,
         "after its beginning|leaves",
     ),
-    _planted("names-like-options", "touch -- '--output=x' '-O' ':(top)x' '@{u}' '--'"),
-    _planted(
+    _attempt_after("names-like-options", "touch -- '--output=x' '-O' ':(top)x' '@{u}' '--'"),
+    _attempt_after(
         "names-like-options-and-a-look",
         "touch -- '--output=x' '-O' ':(top)x' '@{u}' '--'",
         tool="git.diff",
     ),
-    _planted("name-with-a-newline", "touch $'a\\nb'", _NO, "control character"),
-    _planted("name-with-a-backslash", "touch 'a\\..\\b'", _NO, "backslash"),
-    _planted("name-that-is-no-text", "touch $'\\xff\\xfe'", _NO, "UTF-8|surrogate"),
-    _planted("device-and-pipe", "mkfifo pipe", _NO, "socket, pipe or device", tool="git.status"),
-    _planted(
+    _attempt_after("name-with-a-newline", "touch $'a\\nb'", _NO, "control character"),
+    _attempt_after("name-with-a-backslash", "touch 'a\\..\\b'", _NO, "backslash"),
+    _attempt_after("name-that-is-no-text", "touch $'\\xff\\xfe'", _NO, "UTF-8|surrogate"),
+    _attempt_after(
+        "device-and-pipe", "mkfifo pipe", _NO, "socket, pipe or device", tool="git.status"
+    ),
+    _attempt_after(
         "five-thousand-folders",
         "mkdir many; cd many; mkdir $(seq 1 5000)",
         ("success", "error"),
         tool="git.status",
     ),
-    _planted(
+    _attempt_after(
         "folders-too-deep",
         "for i in $(seq 1 150); do mkdir d; cd d; done; touch f",
         _NO,
         "deeper",
         tool="git.status",
     ),
-    _planted("a-large-file", "head -c 30000000 /dev/zero > large", _NO, "bytes", tool="git.commit"),
-    _planted(
+    _attempt_after(
+        "a-large-file", "head -c 30000000 /dev/zero > large", _NO, "bytes", tool="git.commit"
+    ),
+    _attempt_after(
         "a-folder-that-is-closed", "mkdir -p shut/in; echo x > shut/in/f; chmod 0 shut/in shut"
     ),
     Attempt(

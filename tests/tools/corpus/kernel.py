@@ -10,8 +10,8 @@ _CALL = (
 )
 
 
-def _call(name: str, code: str, shows: str) -> Attempt:
-    return python(name, _CALL + code, shows)
+def _call(name: str, code: str, expected_output: str) -> Attempt:
+    return python(name, _CALL + code, expected_output)
 
 
 _SIGNALS = """import os, signal

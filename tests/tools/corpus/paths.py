@@ -11,17 +11,19 @@ _OUT = (
 )
 
 
-def _read(name: str, path: str, shows: str = _OUT, first: str = "") -> Attempt:
-    return Attempt(f"read-{name}", "files.read", {"path": path}, _REFUSED, shows, first=first)
+def _read(name: str, path: str, expected_output: str = _OUT, first: str = "") -> Attempt:
+    return Attempt(
+        f"read-{name}", "files.read", {"path": path}, _REFUSED, expected_output, first=first
+    )
 
 
-def _write(name: str, path: str, shows: str = _OUT, first: str = "") -> Attempt:
+def _write(name: str, path: str, expected_output: str = _OUT, first: str = "") -> Attempt:
     return Attempt(
         f"write-{name}",
         "files.write",
         {"path": path, "content": "escaped"},
         _REFUSED,
-        shows,
+        expected_output,
         first=first,
     )
 

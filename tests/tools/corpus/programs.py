@@ -27,15 +27,19 @@ _GREEN = (
 def _pytest(
     name: str,
     plants: dict[str, str],
-    shows: str = "",
+    expected_output: str = "",
     statuses: tuple[str, ...] = _RAN,
     **arguments: object,
 ) -> Attempt:
-    return Attempt(f"pytest-{name}", "tests.pytest", arguments, statuses, shows, plants=plants)
+    return Attempt(
+        f"pytest-{name}", "tests.pytest", arguments, statuses, expected_output, plants=plants
+    )
 
 
-def _first(name: str, first: str, shows: str = "", statuses: tuple[str, ...] = _RAN) -> Attempt:
-    return Attempt(f"pytest-{name}", "tests.pytest", {}, statuses, shows, first=first)
+def _first(
+    name: str, first: str, expected_output: str = "", statuses: tuple[str, ...] = _RAN
+) -> Attempt:
+    return Attempt(f"pytest-{name}", "tests.pytest", {}, statuses, expected_output, first=first)
 
 
 _NOT_PASSED = '"verdict": "(failed|errored|missing)"'
@@ -200,8 +204,8 @@ ATTEMPTS = (
         "",
     ),
     *(
-        Attempt(f"pytest-path-{n}", "tests.pytest", {"paths": [path]}, statuses, shows)
-        for n, (path, statuses, shows) in enumerate(
+        Attempt(f"pytest-path-{n}", "tests.pytest", {"paths": [path]}, statuses, expected_output)
+        for n, (path, statuses, expected_output) in enumerate(
             (
                 ("--junitxml=/etc/@MARK@", _NO, "option"),
                 ("-p", _NO, "option"),
@@ -216,8 +220,10 @@ ATTEMPTS = (
         )
     ),
     *(
-        Attempt(f"pytest-keyword-{n}", "tests.pytest", {"keyword": keyword}, statuses, shows)
-        for n, (keyword, statuses, shows) in enumerate(
+        Attempt(
+            f"pytest-keyword-{n}", "tests.pytest", {"keyword": keyword}, statuses, expected_output
+        )
+        for n, (keyword, statuses, expected_output) in enumerate(
             (
                 ("-p evil --junitxml=/etc/@MARK@", (*_NO, "success"), ""),
                 ("__import__('os').system('touch /workspace/x')", (*_NO, "success"), ""),

@@ -80,11 +80,11 @@ ATTEMPTS = (
         Attempt(
             f"redirect-{n}",
             tool,
-            {"url": f"http://{SITE}/to/{code}?where={target}", **more},
+            {"url": f"http://{SITE}/to/{code}?where={target}", **fields},
             _NO,
             "redirects|not a public|user or|canonical",
         )
-        for n, (target, (tool, code, more)) in enumerate(
+        for n, (target, (tool, code, fields)) in enumerate(
             zip(
                 _TARGETS,
                 (

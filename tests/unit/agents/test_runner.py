@@ -24,7 +24,7 @@ DONE = Outcome("x", DeliberationStatus.COMPLETED, winner_id="s", commit_sha="c",
 Decide = Callable[[DeliberationRequest], Outcome]
 
 
-def passed(request: DeliberationRequest, verdict: str = "passed") -> Outcome:
+def passed_outcome(request: DeliberationRequest, verdict: str = "passed") -> Outcome:
     """Return an outcome whose winner passed every validation."""
     checks = {f"validation-{number}": verdict for number, _ in enumerate(request.checks, 1)}
     result = Result(
@@ -43,19 +43,19 @@ def passed(request: DeliberationRequest, verdict: str = "passed") -> Outcome:
     )
 
 
-def failed(request: DeliberationRequest) -> Outcome:
+def failed_outcome(request: DeliberationRequest) -> Outcome:
     return Outcome(request.task_id, DeliberationStatus.FAILED, error_message="nobody knew")
 
 
 class FakeDeliberations:
-    """Deliberations decided by `decide`, each after a turn of the event loop; `most` is the maximum
-    number of concurrent ones.
+    """Deliberations decided by `decide`, each after a turn of the event loop; `max_running` is the
+    maximum number of concurrent ones.
     """
 
-    def __init__(self, decide: Decide = passed) -> None:
+    def __init__(self, decide: Decide = passed_outcome) -> None:
         self.decide = decide
         self.requests: list[DeliberationRequest] = []
-        self.now = self.most = 0
+        self.running = self.max_running = 0
         self.cancelled: list[str] = []
         self.go = asyncio.Event()
         self.go.set()
@@ -63,31 +63,31 @@ class FakeDeliberations:
     async def submit(self, request: DeliberationRequest, principal: Principal) -> Submitted:
         assert principal == LOCAL
         self.requests.append(request)
-        self.now += 1
-        self.most = max(self.most, self.now)
+        self.running += 1
+        self.max_running = max(self.max_running, self.running)
         return Submitted(TaskId(request.task_id))
 
     async def wait(self, task_id: str, principal: Principal) -> Outcome:
         await self.go.wait()
         for _ in range(3):
             await asyncio.sleep(0)
-        self.now -= 1
+        self.running -= 1
         return self.decide(next(request for request in self.requests if request.task_id == task_id))
 
     async def cancel(self, task_id: str, reason: str, principal: Principal) -> None:
         self.cancelled.append(task_id)
 
 
-def agent(name: str, *needs: str, **more: Any) -> Spec:
+def agent(name: str, *needs: str, **fields: Any) -> Spec:
     data = {
         "metadata": {"name": name},
         "objectives": [{"description": f"do {name}", "validation": f"make {name}"}],
     }
-    return Spec.model_validate(data | {"dependencies": list(needs)} | more)
+    return Spec.model_validate(data | {"dependencies": list(needs)} | fields)
 
 
-def run(deliberations: FakeDeliberations, at_once: int = 4, **more: Any) -> AgentRun:
-    return AgentRun(cast("Deliberations", deliberations), LOCAL, HERE, "run", at_once, **more)
+def run(deliberations: FakeDeliberations, at_once: int = 4, **options: Any) -> AgentRun:
+    return AgentRun(cast("Deliberations", deliberations), LOCAL, HERE, "run", at_once, **options)
 
 
 def began(deliberations: FakeDeliberations) -> list[str]:
@@ -100,10 +100,10 @@ def began(deliberations: FakeDeliberations) -> list[str]:
 
 async def test_at_most_four_of_thirty_agents_run_concurrently() -> None:
     deliberations = FakeDeliberations()
-    ended = await run(deliberations).run_all([agent(f"a{number:02}") for number in range(30)])
-    assert deliberations.most == 4
+    results = await run(deliberations).run_all([agent(f"a{number:02}") for number in range(30)])
+    assert deliberations.max_running == 4
     assert len(deliberations.requests) == 30
-    assert {end.state for end in ended.values()} == {State.COMPLETED}
+    assert {end.state for end in results.values()} == {State.COMPLETED}
 
 
 async def test_a_dependent_starts_after_its_dependencies_and_on_their_commit() -> None:
@@ -150,7 +150,9 @@ async def test_cycles_and_missing_dependencies_are_named(
 
 async def test_dependents_of_a_failed_agent_are_skipped_unless_optional() -> None:
     deliberations = FakeDeliberations(
-        lambda request: failed(request) if "make a" in request.checks else passed(request)
+        lambda request: (
+            failed_outcome(request) if "make a" in request.checks else passed_outcome(request)
+        )
     )
     specs = [
         agent("a"),
@@ -158,22 +160,22 @@ async def test_dependents_of_a_failed_agent_are_skipped_unless_optional() -> Non
         agent("c", "b"),
         agent("d", dependencies={"optional": ["a", "nowhere"]}),
     ]
-    ended = await run(deliberations).run_all(specs)
-    assert [(end.name, end.state) for end in ended.values()] == [
+    results = await run(deliberations).run_all(specs)
+    assert [(end.name, end.state) for end in results.values()] == [
         ("a", "failed"),
         ("b", "skipped"),
         ("c", "skipped"),
         ("d", "completed"),
     ]
-    assert (ended["a"].reason, ended["b"].reason) == ("nobody knew", "a did not complete")
+    assert (results["a"].reason, results["b"].reason) == ("nobody knew", "a did not complete")
 
 
 @pytest.mark.parametrize("verdict", ["failed", "errored", "missing"])
 async def test_only_the_validation_decides_the_result(verdict: str) -> None:
-    ended = await run(FakeDeliberations(lambda request: passed(request, verdict))).run_all(
-        [agent("a")]
-    )
-    assert (ended["a"].state, ended["a"].reason) == (
+    results = await run(
+        FakeDeliberations(lambda request: passed_outcome(request, verdict))
+    ).run_all([agent("a")])
+    assert (results["a"].state, results["a"].reason) == (
         "failed",
         f"the validation 'make a' is {verdict}",
     )
@@ -185,22 +187,24 @@ async def test_a_failed_run_is_retried_with_a_growing_delay_and_another_seed() -
 
     def third_time(request: DeliberationRequest) -> Outcome:
         tries.append(request)
-        return passed(request) if len(tries) == 3 else failed(request)
+        return passed_outcome(request) if len(tries) == 3 else failed_outcome(request)
 
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
 
-    again = {"restart": {"max_restarts": 5, "backoff_seconds": 2}}
-    ended = await run(FakeDeliberations(third_time), sleep=sleep).run_all([agent("a", **again)])
-    assert (ended["a"].state, ended["a"].runs, waits) == ("completed", 3, [2, 4])
+    restart_policy = {"restart": {"max_restarts": 5, "backoff_seconds": 2}}
+    results = await run(FakeDeliberations(third_time), sleep=sleep).run_all(
+        [agent("a", **restart_policy)]
+    )
+    assert (results["a"].state, results["a"].runs, waits) == ("completed", 3, [2, 4])
     assert (
         len({request.task_id for request in tries}) == len({request.seed for request in tries}) == 3
     )
     waits.clear()
-    ended = await run(FakeDeliberations(failed), sleep=sleep).run_all(
+    results = await run(FakeDeliberations(failed_outcome), sleep=sleep).run_all(
         [agent("a", restart={"max_restarts": 1, "backoff_seconds": 500})]
     )
-    assert (ended["a"].state, ended["a"].runs, waits) == ("failed", 2, [300])
+    assert (results["a"].state, results["a"].runs, waits) == ("failed", 2, [300])
 
 
 async def test_the_fields_of_a_spec_reach_the_service() -> None:
@@ -246,7 +250,7 @@ async def test_an_interrupted_run_cancels_running_tasks() -> None:
     deliberations.go.clear()
     running = asyncio.create_task(run(deliberations).run_all([agent("a"), agent("b")]))
     async with asyncio.timeout(10):
-        while deliberations.now < 2:
+        while deliberations.running < 2:
             await asyncio.sleep(0)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -259,7 +263,7 @@ async def test_an_interrupted_run_cancels_running_tasks() -> None:
 async def test_a_seat_reports_why_it_failed() -> None:
     def seat(request: DeliberationRequest) -> Outcome:
         return replace(
-            failed(request),
+            failed_outcome(request),
             seats=(SeatOutcome("s", SeatStatus.FAILED, "X", "the program make was not found"),),
         )
 

@@ -84,14 +84,14 @@ HOSTILE: list[tuple[str, int, str]] = [
 ]
 
 
-def spec(**more: Any) -> Spec:
-    data = MINIMAL | more
+def spec(**fields: Any) -> Spec:
+    data = MINIMAL | fields
     Draft202012Validator(schema()).validate(data)
     return Spec.model_validate(data)
 
 
 @pytest.mark.parametrize(
-    "written",
+    "definition",
     [
         {"build": "100%", "time": 30},
         [{"build": "100%"}, {"time": 30}],
@@ -100,10 +100,10 @@ def spec(**more: Any) -> Spec:
         {"build": "100%", "time": "30"},
     ],
 )
-def test_metrics_are_read_in_every_format(written: Any) -> None:
+def test_metrics_are_read_in_every_format(definition: Any) -> None:
     assert [
         (metric.name, metric.target)
-        for metric in spec(reporting={"metrics": written}).reporting.metrics
+        for metric in spec(reporting={"metrics": definition}).reporting.metrics
     ] == [
         ("build", "100%"),
         ("time", "30"),
@@ -111,7 +111,7 @@ def test_metrics_are_read_in_every_format(written: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "written",
+    "definition",
     [
         {"b": "its types", "c": None},
         {"required": {"b": "its types"}, "optional": ["c"]},
@@ -122,11 +122,11 @@ def test_metrics_are_read_in_every_format(written: Any) -> None:
         [{"name": "b", "why": "its types"}, {"name": "c"}],
     ],
 )
-def test_dependencies_are_read_in_every_format(written: Any) -> None:
-    dependencies = spec(dependencies=written).dependencies
+def test_dependencies_are_read_in_every_format(definition: Any) -> None:
+    dependencies = spec(dependencies=definition).dependencies
     assert [dependency.name for dependency in dependencies] == ["b", "c"]
     assert dependencies[0].optional is False
-    assert dependencies[1].optional == (isinstance(written, dict) and "optional" in written)
+    assert dependencies[1].optional == (isinstance(definition, dict) and "optional" in definition)
 
 
 def test_limits_are_parsed_and_unknown_fields_kept() -> None:
@@ -244,9 +244,9 @@ def test_an_invalid_file_is_named_with_line_and_reason_while_the_others_load(
     (tmp_path / "wrong.yml").write_text(text, encoding="utf-8")
     loaded = load([tmp_path])
     assert [loaded_spec.name for loaded_spec in loaded.specs.values()] == ["good"]
-    (wrong,) = loaded.errors
-    assert (wrong.file, wrong.line) == (str(tmp_path / "wrong.yml"), line)
-    assert reason in wrong.reason
+    (error,) = loaded.errors
+    assert (error.file, error.line) == (str(tmp_path / "wrong.yml"), line)
+    assert reason in error.reason
 
 
 _KEYS = st.sampled_from(
@@ -301,11 +301,11 @@ def test_thousands_of_tasks_load_and_a_cycle_of_thousands_is_reported_briefly(
         for number in range(500)
     ]
     (tmp_path / "many.yaml").write_text("\n".join([f"{GOOD}tasks:", *ring]), encoding="utf-8")
-    (wrong,) = load([tmp_path]).errors
+    (error,) = load([tmp_path]).errors
     assert (
-        wrong.line,
-        "these tasks depend on each other: t" in wrong.reason,
-        len(wrong.reason) < 600,
+        error.line,
+        "these tasks depend on each other: t" in error.reason,
+        len(error.reason) < 600,
     ) == (
         4,
         True,
@@ -341,8 +341,8 @@ def test_two_agents_of_one_name_and_stored_data_are_reported(tmp_path: Path) -> 
             yaml.safe_dump(MINIMAL | {"deployment": {}}, sort_keys=False), encoding="utf-8"
         )
     loaded = load([tmp_path])
-    (wrong,) = loaded.errors
-    assert (Path(wrong.file).name, "has an agent called a already" in wrong.reason) == (
+    (error,) = loaded.errors
+    assert (Path(error.file).name, "has an agent called a already" in error.reason) == (
         "2.yaml",
         True,
     )

@@ -31,20 +31,20 @@ def client(app: Serving) -> Client:
 
 
 @pytest.fixture
-async def behind(tmp_path: Path) -> AsyncIterator[SessionsFixture]:
-    async with open_session_manager(tmp_path, MemoryBus(), max_open=3) as found:
-        yield found
+async def backend(tmp_path: Path) -> AsyncIterator[SessionsFixture]:
+    async with open_session_manager(tmp_path, MemoryBus(), max_open=3) as session_manager:
+        yield session_manager
 
 
 @pytest.fixture
-async def web(behind: SessionsFixture) -> AsyncIterator[Web]:
+async def web(backend: SessionsFixture) -> AsyncIterator[Web]:
     dependencies = with_parts(
         api_dependencies(MemoryDeliberations()),
-        sessions=behind.session_manager,
-        approvals=behind.parking,
+        sessions=backend.session_manager,
+        approvals=backend.parking,
     )
-    async with serving_http(dependencies, body_bytes=20_000) as found:
-        yield found
+    async with serving_http(dependencies, body_bytes=20_000) as server:
+        yield server
 
 
 @pytest.fixture
@@ -56,5 +56,5 @@ def settings() -> AgentSettings:
 async def agent(
     tmp_path: Path, deliberations: MemoryDeliberations, settings: AgentSettings
 ) -> AsyncIterator[Agent]:
-    async with serving_agents(tmp_path, deliberations, settings) as found:
-        yield found
+    async with serving_agents(tmp_path, deliberations, settings) as server:
+        yield server

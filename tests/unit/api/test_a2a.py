@@ -28,17 +28,17 @@ async def web(deliberations: MemoryDeliberations) -> AsyncIterator[Web]:
         yield client
 
 
-async def rpc(web: Web, method: str, params: Any, **more: Any) -> Any:
+async def rpc(web: Web, method: str, params: Any, **options: Any) -> Any:
     """Return the result of a call, or its error as {"code", "message"}."""
     body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-    answer = await web("POST", "/a2a", body, headers=VERSION, **more)
+    answer = await web("POST", "/a2a", body, headers=VERSION, **options)
     assert answer.status == 200, answer
     return answer.json.get("result") or answer.json["error"]
 
 
 def message(text: str = "Add hello_world()", **fields: Any) -> dict[str, Any]:
-    sent = {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"text": text}], **fields}
-    return {"message": sent, "configuration": {"returnImmediately": True}}
+    content = {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"text": text}], **fields}
+    return {"message": content, "configuration": {"returnImmediately": True}}
 
 
 def outcome(task_id: str, **fields: Any) -> Outcome:
@@ -61,19 +61,23 @@ async def test_a_message_starts_a_deliberation_and_its_result_is_an_artifact(
     metadata = {"repository": "sample", "ref": "main", "agents": 2, "model": "deep", "other": 1}
     task = (await rpc(web, "SendMessage", message(metadata=metadata)))["task"]
     assert task["status"]["state"] == "TASK_STATE_SUBMITTED"
-    asked = deliberations.request(task["id"])
-    assert (asked.description, asked.role) == ("Add hello_world()", "dev")
-    assert asked.repository is not None
-    assert (asked.repository.id, asked.repository.ref) == ("sample", "main")
-    assert (asked.num_agents, asked.model, asked.about_text) == (2, "deep", False)
+    submitted_request = deliberations.request(task["id"])
+    assert (submitted_request.description, submitted_request.role) == ("Add hello_world()", "dev")
+    assert submitted_request.repository is not None
+    assert (submitted_request.repository.id, submitted_request.repository.ref) == ("sample", "main")
+    assert (
+        submitted_request.num_agents,
+        submitted_request.model,
+        submitted_request.about_text,
+    ) == (2, "deep", False)
     # The same message starts no second one; the same id with another text is refused.
-    again = await rpc(web, "SendMessage", message(metadata=metadata))
-    assert again["task"]["id"] == task["id"]
+    repeated_answer = await rpc(web, "SendMessage", message(metadata=metadata))
+    assert repeated_answer["task"]["id"] == task["id"]
     assert (await rpc(web, "SendMessage", message("Else")))["code"] == -32602
     await deliberations.decide(outcome(task["id"]))
-    ended = await rpc(web, "GetTask", {"id": task["id"]})
-    assert ended["status"]["state"] == "TASK_STATE_COMPLETED"
-    (artifact,) = ended["artifacts"]
+    ended_task = await rpc(web, "GetTask", {"id": task["id"]})
+    assert ended_task["status"]["state"] == "TASK_STATE_COMPLETED"
+    (artifact,) = ended_task["artifacts"]
     figures, diff = artifact["parts"]
     assert figures["data"]["evidence_level"] == "reproduced"
     assert figures["data"]["branch"] == f"moothall/{task['id']}"
@@ -101,9 +105,9 @@ async def test_the_end_of_a_deliberation_sets_the_state_of_its_task(
 ) -> None:
     task = (await rpc(web, "SendMessage", message()))["task"]
     await deliberations.decide(outcome(task["id"], **fields))
-    ended = await rpc(web, "GetTask", {"id": task["id"]})
-    assert ended["status"]["state"] == f"TASK_STATE_{state}"
-    assert ("artifacts" in ended) == (state == "COMPLETED")
+    ended_task = await rpc(web, "GetTask", {"id": task["id"]})
+    assert ended_task["status"]["state"] == f"TASK_STATE_{state}"
+    assert ("artifacts" in ended_task) == (state == "COMPLETED")
 
 
 async def test_a_waiting_call_answers_at_the_end(
@@ -112,7 +116,7 @@ async def test_a_waiting_call_answers_at_the_end(
     call = asyncio.ensure_future(rpc(web, "SendMessage", {"message": message()["message"]}))
     async with asyncio.timeout(10):
         await deliberations.submitted.wait()
-    (task_id,) = deliberations.known()
+    (task_id,) = deliberations.task_ids()
     await deliberations.decide(outcome(task_id))
     assert (await call)["task"]["status"]["state"] == "TASK_STATE_COMPLETED"
 

@@ -1,5 +1,5 @@
-"""What stands before every query of the agent service, unary and streamed: how long it is, how
-often it is asked, how the last ones went, how long it takes.
+"""Limits before every query of the agent service, unary and streamed: length, rate, circuit breaker
+and timeout.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.errors import Temporary
 from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.common import common_pb2 as common
-from support.agents import Agent, answer, read, refused, requested
+from support.agents import Agent, answer, execute_request, read_all, refusal_of
 from support.callers import OTHER
 
 
 async def test_a_query_that_exceeds_its_timeout_is_ended(agent: Agent) -> None:
     config = pb.AgentConfig(timeout_seconds=1)
     unary, stream = (
-        requested("Why?", metadata=common.TaskMetadata(task_id=task_id), config=config)
+        execute_request("Why?", metadata=common.TaskMetadata(task_id=task_id), config=config)
         for task_id in ("q-6", "q-7")
     )
     for code, details in await asyncio.gather(
-        refused(agent.ExecuteTask(unary)), refused(read(agent.StreamExecuteTask(stream)))
+        refusal_of(agent.ExecuteTask(unary)), refusal_of(read_all(agent.StreamExecuteTask(stream)))
     ):
         assert (code, details.partition(":")[0]) == (grpc.StatusCode.DEADLINE_EXCEEDED, "timeout")
     assert {"q-6", "q-7"} <= set(agent.deliberations.cancelled)
-    code, _ = await refused(
-        agent.StreamExecuteTask(requested("Why?", config=pb.AgentConfig(timeout_seconds=-1))).read()
+    code, _ = await refusal_of(
+        agent.StreamExecuteTask(
+            execute_request("Why?", config=pb.AgentConfig(timeout_seconds=-1))
+        ).read()
     )
     assert code is grpc.StatusCode.INVALID_ARGUMENT
 
@@ -52,7 +54,7 @@ async def test_late_seats_are_reported_as_a_timeout_once_the_time_is_up(
     late = SeatOutcome(
         "agent-dev-001", SeatStatus.LATE, "DEADLINE_EXCEEDED", "the seat was not done in time"
     )
-    ended = {
+    outcome_fields = {
         "status": status,
         "winner_id": "",
         "results": (),
@@ -62,16 +64,16 @@ async def test_late_seats_are_reported_as_a_timeout_once_the_time_is_up(
     config, began = pb.AgentConfig(timeout_seconds=1), time.monotonic()
     calls = []
     for name in ("unary", "stream"):
-        request = requested(
+        request = execute_request(
             "Why?", mode=mode, config=config, metadata=common.TaskMetadata(task_id=name)
         )
         call = (
             agent.ExecuteTask(request)
             if name == "unary"
-            else read(agent.StreamExecuteTask(request))
+            else read_all(agent.StreamExecuteTask(request))
         )
-        calls.append(asyncio.ensure_future(refused(call)))
-        await answer(agent, name, "", **ended)
+        calls.append(asyncio.ensure_future(refusal_of(call)))
+        await answer(agent, name, "", **outcome_fields)
     for code, details in await asyncio.gather(*calls):
         assert (code, details.partition(":")[0]) == (grpc.StatusCode.DEADLINE_EXCEEDED, "timeout")
     assert time.monotonic() - began >= 1, "the caller gave a second"
@@ -80,12 +82,12 @@ async def test_late_seats_are_reported_as_a_timeout_once_the_time_is_up(
 async def test_one_agent_gets_extra_time_and_a_council_keeps_to_the_timeout(
     agent: Agent,
 ) -> None:
-    given = {}
+    timeouts = {}
     for name, mode in (
         ("one", common.EXECUTION_MODE_STANDARD),
         ("council", common.EXECUTION_MODE_COMPLEX),
     ):
-        request = requested(
+        request = execute_request(
             "Why?",
             mode=mode,
             config=pb.AgentConfig(timeout_seconds=60),
@@ -94,21 +96,21 @@ async def test_one_agent_gets_extra_time_and_a_council_keeps_to_the_timeout(
         running = asyncio.ensure_future(agent.ExecuteTask(request))
         await answer(agent, name, "Because.")
         assert (await running).status == common.STATUS_CODE_OK
-        given[name] = agent.deliberations.request(name).constraints.timeout_seconds
-    assert given == {"one": 91, "council": 60}
+        timeouts[name] = agent.deliberations.request(name).constraints.timeout_seconds
+    assert timeouts == {"one": 91, "council": 60}
 
 
 class TestTight:
     @pytest.fixture
     def settings(self) -> AgentSettings:
-        return AgentSettings(calls_a_second=0.001)  # one, and the next in a quarter of an hour
+        return AgentSettings(calls_a_second=0.001)  # one now, and the next in fifteen minutes
 
     async def test_a_long_query_is_refused_on_unary_and_stream(self, agent: Agent) -> None:
         for call in (
-            agent.ExecuteTask(requested("why " * 100_001)),
-            agent.StreamExecuteTask(requested("why " * 100_001)).read(),
+            agent.ExecuteTask(execute_request("why " * 100_001)),
+            agent.StreamExecuteTask(execute_request("why " * 100_001)).read(),
         ):
-            code, details = await refused(call)
+            code, details = await refusal_of(call)
             assert (code, details.partition(":")[0]) == (
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 "token_limit",
@@ -117,10 +119,10 @@ class TestTight:
     async def test_a_caller_over_the_rate_limit_is_refused_and_others_are_not(
         self, agent: Agent
     ) -> None:
-        request = requested(context={"tool_parameters": {"tool": "files.list"}})
+        request = execute_request(context={"tool_parameters": {"tool": "files.list"}})
         await agent.ExecuteTask(request)
         for call in (agent.ExecuteTask(request), agent.StreamExecuteTask(request).read()):
-            code, details = await refused(call)
+            code, details = await refusal_of(call)
             assert (code, details.partition(":")[0]) == (
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 "rate_limited",
@@ -136,68 +138,73 @@ class TestFragile:
     async def test_many_failures_stop_model_queries_for_a_while(self, agent: Agent) -> None:
         agent.deliberations.failure = Temporary("the bus is away")
         for _ in range(BREAKER_CALLS):
-            assert (await refused(agent.ExecuteTask(requested("Why?"))))[
+            assert (await refusal_of(agent.ExecuteTask(execute_request("Why?"))))[
                 0
             ] is grpc.StatusCode.UNAVAILABLE
         agent.deliberations.failure = None
         for call in (
-            agent.ExecuteTask(requested("Why?")),
-            agent.StreamExecuteTask(requested("Why?")).read(),
+            agent.ExecuteTask(execute_request("Why?")),
+            agent.StreamExecuteTask(execute_request("Why?")).read(),
         ):
-            code, details = await refused(call)
+            code, details = await refusal_of(call)
             assert (code, details.partition(":")[0]) == (
                 grpc.StatusCode.UNAVAILABLE,
                 "circuit_open",
             )
         theirs = asyncio.ensure_future(
             agent.ExecuteTask(
-                requested("Why?", metadata=common.TaskMetadata(task_id="theirs")), OTHER
+                execute_request("Why?", metadata=common.TaskMetadata(task_id="theirs")), OTHER
             )
         )
         await answer(agent, key_of("theirs", "elsewhere"), "Because.")
         assert (await theirs).status == common.STATUS_CODE_OK, "another tenant is served"
-        tool = requested(context={"tool_parameters": {"tool": "files.list"}})
+        tool = execute_request(context={"tool_parameters": {"tool": "files.list"}})
         assert (await agent.ExecuteTask(tool)).status == common.STATUS_CODE_OK, (
             "a tool needs no model"
         )
-        assert (await read(agent.StreamExecuteTask(tool)))[-1].state == pb.AGENT_STATE_COMPLETED
+        assert (await read_all(agent.StreamExecuteTask(tool)))[-1].state == pb.AGENT_STATE_COMPLETED
 
     async def test_limits_chosen_by_callers_are_not_failures(self, agent: Agent) -> None:
         brief = pb.AgentConfig(timeout_seconds=1)
-        calls = [agent.ExecuteTask(requested("Why?", config=brief)) for _ in range(3)]
-        calls += [read(agent.StreamExecuteTask(requested("Why?", config=brief))) for _ in range(3)]
+        calls = [agent.ExecuteTask(execute_request("Why?", config=brief)) for _ in range(3)]
+        calls += [
+            read_all(agent.StreamExecuteTask(execute_request("Why?", config=brief)))
+            for _ in range(3)
+        ]
         slow = {"tool_parameters": {"tool": "slow.ponder"}}
-        calls += [agent.ExecuteTask(requested(context=slow, config=brief)) for _ in range(3)]
-        codes = [code for code, _ in await asyncio.gather(*map(refused, calls))]
+        calls += [agent.ExecuteTask(execute_request(context=slow, config=brief)) for _ in range(3)]
+        codes = [code for code, _ in await asyncio.gather(*map(refusal_of, calls))]
         assert codes == [grpc.StatusCode.DEADLINE_EXCEEDED] * 9
-        few = pb.AgentConfig(max_iterations=1)
+        low_limits = pb.AgentConfig(max_iterations=1)
         for number in range(3):
-            request = requested(
-                "Why?", config=few, metadata=common.TaskMetadata(task_id=f"few-{number}")
+            request = execute_request(
+                "Why?", config=low_limits, metadata=common.TaskMetadata(task_id=f"few-{number}")
             )
             running = asyncio.ensure_future(agent.ExecuteTask(request))
-            ended = SeatOutcome(
+            failed_seat = SeatOutcome(
                 "agent-dev-001", SeatStatus.FAILED, "OUT_OF_TURNS", "all turns are used"
             )
             failed = {
                 "status": DeliberationStatus.FAILED,
                 "winner_id": "",
                 "results": (),
-                "seats": (ended,),
+                "seats": (failed_seat,),
             }
             await answer(agent, f"few-{number}", "", **failed)
             assert (await running).status == common.STATUS_CODE_ERROR
         for number in range(3):
-            request = requested("Why?", metadata=common.TaskMetadata(task_id=f"gone-{number}"))
+            request = execute_request(
+                "Why?", metadata=common.TaskMetadata(task_id=f"gone-{number}")
+            )
             running = asyncio.ensure_future(agent.ExecuteTask(request))
-            gone = {"status": DeliberationStatus.CANCELLED, "winner_id": "", "results": ()}
-            await answer(agent, f"gone-{number}", "", **gone)
+            cancelled = {"status": DeliberationStatus.CANCELLED, "winner_id": "", "results": ()}
+            await answer(agent, f"gone-{number}", "", **cancelled)
             assert (await running).status == common.STATUS_CODE_ERROR
-        good = asyncio.ensure_future(
-            agent.ExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="good")))
+        valid_call = asyncio.ensure_future(
+            agent.ExecuteTask(execute_request("Why?", metadata=common.TaskMetadata(task_id="good")))
         )
         await answer(agent, "good", "Because.")
-        assert (await good).status == common.STATUS_CODE_OK
+        assert (await valid_call).status == common.STATUS_CODE_OK
 
 
 class TestFull:
@@ -208,16 +215,18 @@ class TestFull:
     async def test_a_tenant_at_its_query_limit_leaves_capacity_for_others(
         self, agent: Agent
     ) -> None:
-        running = [asyncio.ensure_future(agent.ExecuteTask(requested("Why?"))) for _ in range(2)]
+        running = [
+            asyncio.ensure_future(agent.ExecuteTask(execute_request("Why?"))) for _ in range(2)
+        ]
         async with asyncio.timeout(10):
-            while len(agent.deliberations.known()) < 2:
+            while len(agent.deliberations.task_ids()) < 2:
                 await asyncio.sleep(0.01)
-        code, details = await refused(agent.ExecuteTask(requested("Why?")))
+        code, details = await refusal_of(agent.ExecuteTask(execute_request("Why?")))
         assert (code, details.partition(":")[0]) == (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             "rate_limited",
         )
-        tool = requested(context={"tool_parameters": {"tool": "files.list"}})
+        tool = execute_request(context={"tool_parameters": {"tool": "files.list"}})
         assert (await agent.ExecuteTask(tool, OTHER)).status == common.STATUS_CODE_OK
         assert (await agent.HealthCheck(pb.HealthCheckRequest())).active_tasks == 2
         assert (await agent.HealthCheck(pb.HealthCheckRequest(), OTHER)).active_tasks == 0

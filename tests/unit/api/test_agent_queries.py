@@ -1,4 +1,4 @@
-"""AgentService: sessions, queries for an agent or a council, and what stands before them."""
+"""AgentService: sessions, and queries for an agent or a council."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from moothall.domain.task import RepositoryRef
 from moothall.errors import BudgetExceeded
 from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.common import common_pb2 as common
-from support.agents import Agent, answer, read, refused, requested
+from support.agents import Agent, answer, execute_request, read_all, refusal_of
 from support.callers import OTHER
 
 # ---- sessions
@@ -33,47 +33,51 @@ from support.callers import OTHER
 async def test_a_session_keeps_its_workspace_and_history(agent: Agent) -> None:
     meta = common.TaskMetadata(session_id="The Session 7")
     write = {"tool_parameters": {"tool": "files.write", "path": "new.py", "content": "x = 1\n"}}
-    await agent.ExecuteTask(requested(context=write, metadata=meta))
+    await agent.ExecuteTask(execute_request(context=write, metadata=meta))
     await agent.ExecuteTask(
-        requested(context={"tool_parameters": {"tool": "files.list"}}, metadata=meta)
+        execute_request(context={"tool_parameters": {"tool": "files.list"}}, metadata=meta)
     )
-    assert len(agent.behind.fake_workspaces.fake_workspaces) == 1
+    assert len(agent.backend.fake_workspaces.fake_workspaces) == 1
     documents = await agent.bus.bucket(BUCKET).entries()
-    (kept,) = documents.values()
-    assert (kept["files_created"], kept["tools_used"]) == (
+    (document,) = documents.values()
+    assert (document["files_created"], document["tools_used"]) == (
         ["new.py"],
         ["files.write", "files.list"],
     )
     await agent.ExecuteTask(
-        requested(context={"tool_parameters": {"tool": "files.list"}}, metadata=meta), OTHER
+        execute_request(context={"tool_parameters": {"tool": "files.list"}}, metadata=meta), OTHER
     )
-    assert len(agent.behind.fake_workspaces.fake_workspaces) == 2, (
-        "another caller's session of this name is another"
+    assert len(agent.backend.fake_workspaces.fake_workspaces) == 2, (
+        "sessions of different callers with one name are separate"
     )
 
 
 async def test_a_query_gets_the_context_of_the_session(agent: Agent) -> None:
     meta = common.TaskMetadata(task_id="first", session_id="s")
-    first = asyncio.ensure_future(agent.ExecuteTask(requested("What is 2 + 2?", metadata=meta)))
+    first = asyncio.ensure_future(
+        agent.ExecuteTask(execute_request("What is 2 + 2?", metadata=meta))
+    )
     await answer(agent, "first", "4")
     await first
     meta = common.TaskMetadata(task_id="second", session_id="s")
     second = asyncio.ensure_future(
-        agent.ExecuteTask(requested("And doubled?", {"style": "terse"}, metadata=meta))
+        agent.ExecuteTask(execute_request("And doubled?", {"style": "terse"}, metadata=meta))
     )
     await answer(agent, "second", "8")
     assert (await second).result == "8"
-    received = agent.deliberations.request("second").description
+    description = agent.deliberations.request("second").description
     assert (
-        received.index("- What is 2 + 2?")
-        < received.index("- 4")
-        < received.index('"style": "terse"')
-        < received.index("And doubled?")
+        description.index("- What is 2 + 2?")
+        < description.index("- 4")
+        < description.index('"style": "terse"')
+        < description.index("And doubled?")
     )
-    given = pb.SessionContext(session_id="s", history=["only this"])
+    context = pb.SessionContext(session_id="s", history=["only this"])
     third = asyncio.ensure_future(
         agent.ExecuteTask(
-            requested("Now?", session_context=given, metadata=common.TaskMetadata(task_id="third"))
+            execute_request(
+                "Now?", session_context=context, metadata=common.TaskMetadata(task_id="third")
+            )
         )
     )
     await answer(agent, "third", "yes")
@@ -88,7 +92,7 @@ async def test_an_agent_answers_and_reports_its_usage(agent: Agent) -> None:
     meta = common.TaskMetadata(task_id="q-1", token_budget=5000)
     running = asyncio.ensure_future(
         agent.ExecuteTask(
-            requested(
+            execute_request(
                 "Why?",
                 metadata=meta,
                 mode=common.EXECUTION_MODE_SIMPLE,
@@ -122,7 +126,7 @@ async def test_complex_mode_is_a_council_on_the_repository_of_the_context(agent:
     meta = common.TaskMetadata(task_id="q-2", max_agents=5)
     running = asyncio.ensure_future(
         agent.ExecuteTask(
-            requested(
+            execute_request(
                 "Mend it",
                 {"repository": "sample", "role": "qa"},
                 metadata=meta,
@@ -157,7 +161,7 @@ async def test_complex_mode_is_a_council_on_the_repository_of_the_context(agent:
 async def test_an_agent_on_a_repository_has_the_tools_its_caller_allows(
     agent: Agent, available: tuple[str, ...], context: dict[str, Any], tools: tuple[str, ...]
 ) -> None:
-    query = requested(
+    query = execute_request(
         "Mend it",
         {"repository": "sample", **context},
         available_tools=available,
@@ -193,16 +197,16 @@ async def test_unknown_tool_names_are_an_error(
         common.EXECUTION_MODE_STANDARD,
         common.EXECUTION_MODE_COMPLEX,
     ):
-        query = requested(
+        query = execute_request(
             "Mend it", {**repository, **context}, available_tools=available, mode=mode
         )
-        for call in (agent.ExecuteTask(query), read(agent.StreamExecuteTask(query))):
-            code, details = await refused(call)
+        for call in (agent.ExecuteTask(query), read_all(agent.StreamExecuteTask(query))):
+            code, details = await refusal_of(call)
             assert (code, details.startswith(f"{field} names tools that do not exist")) == (
                 grpc.StatusCode.INVALID_ARGUMENT,
                 True,
             ), details
-    assert agent.deliberations.known() == []
+    assert agent.deliberations.task_ids() == []
 
 
 @pytest.mark.parametrize(
@@ -222,7 +226,7 @@ async def test_an_agent_without_a_repository_uses_the_empty_workspace_of_direct_
     *,
     has_tools: bool,
 ) -> None:
-    query = requested(
+    query = execute_request(
         "Why?", mode=mode, available_tools=available, metadata=common.TaskMetadata(task_id="blank")
     )
     running = asyncio.ensure_future(agent.ExecuteTask(query))
@@ -231,7 +235,7 @@ async def test_an_agent_without_a_repository_uses_the_empty_workspace_of_direct_
     request = agent.deliberations.request("blank")
     assert request.repository == (
         RepositoryRef(id="sample") if has_tools else None
-    )  # the tests' empty one is called so
+    )  # the empty repository of the tests has this name
     assert (request.about_text, request.tools) == (
         not has_tools,
         ("files.read",) if available else (),
@@ -245,22 +249,22 @@ async def test_an_agent_without_a_repository_uses_the_empty_workspace_of_direct_
 async def test_a_missing_tool_is_reported_at_once(
     agent: Agent, available: tuple[str, ...], context: dict[str, Any]
 ) -> None:
-    query = requested("Mend it", {"repository": "sample", **context}, available_tools=available)
-    code, output_text = await refused(agent.ExecuteTask(query))
-    assert (code, "DiscoverTools" in output_text) == (grpc.StatusCode.INVALID_ARGUMENT, True), (
-        output_text
+    query = execute_request(
+        "Mend it", {"repository": "sample", **context}, available_tools=available
     )
-    assert not agent.deliberations.known()
+    code, message = await refusal_of(agent.ExecuteTask(query))
+    assert (code, "DiscoverTools" in message) == (grpc.StatusCode.INVALID_ARGUMENT, True), message
+    assert not agent.deliberations.task_ids()
 
 
 @pytest.mark.parametrize("allowed", ["files.read", 3, {"a": 1}, [1]])
 async def test_an_invalid_list_of_tools_is_refused(agent: Agent, allowed: Any) -> None:
-    code, output_text = await refused(
-        agent.ExecuteTask(requested("Mend it", {"repository": "sample", "allowed_tools": allowed}))
+    code, message = await refusal_of(
+        agent.ExecuteTask(
+            execute_request("Mend it", {"repository": "sample", "allowed_tools": allowed})
+        )
     )
-    assert (code, "allowed_tools" in output_text) == (grpc.StatusCode.INVALID_ARGUMENT, True), (
-        output_text
-    )
+    assert (code, "allowed_tools" in message) == (grpc.StatusCode.INVALID_ARGUMENT, True), message
 
 
 def test_web_search_and_web_fetch_allow_each_other() -> None:
@@ -280,7 +284,7 @@ async def test_a_query_names_a_model_by_tier_or_profile_and_reports_the_one_that
 ) -> None:
     running = asyncio.ensure_future(
         agent.ExecuteTask(
-            requested("Why?", requested_by, metadata=common.TaskMetadata(task_id="q-5"))
+            execute_request("Why?", requested_by, metadata=common.TaskMetadata(task_id="q-5"))
         )
     )
     await answer(agent, "q-5", "Because.")
@@ -297,24 +301,26 @@ async def test_a_query_names_a_model_by_tier_or_profile_and_reports_the_one_that
 
 @pytest.mark.parametrize("tier", [4, 1.5, True, "huge"])
 async def test_an_unknown_model_tier_is_refused(agent: Agent, tier: Any) -> None:
-    code, output_text = await refused(agent.ExecuteTask(requested("Why?", {"model_tier": tier})))
+    code, message = await refusal_of(
+        agent.ExecuteTask(execute_request("Why?", {"model_tier": tier}))
+    )
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "there are 1 (small), 2 (medium) and 3 (large)" in output_text
+    assert "there are 1 (small), 2 (medium) and 3 (large)" in message
 
 
 async def test_a_task_id_in_a_foreign_format_is_accepted(agent: Agent) -> None:
     meta = common.TaskMetadata(task_id="Task/User_1 42")
-    running = asyncio.ensure_future(agent.ExecuteTask(requested("Why?", metadata=meta)))
+    running = asyncio.ensure_future(agent.ExecuteTask(execute_request("Why?", metadata=meta)))
     async with asyncio.timeout(10):
-        while not agent.deliberations.known():
+        while not agent.deliberations.task_ids():
             await asyncio.sleep(0)
-    await answer(agent, agent.deliberations.known()[0], "Because.")
+    await answer(agent, agent.deliberations.task_ids()[0], "Because.")
     assert (await running).task_id == "Task/User_1 42"
 
 
 async def test_a_query_over_its_budget_ends_as_budget_exceeded(agent: Agent) -> None:
     running = asyncio.ensure_future(
-        agent.ExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="q-3")))
+        agent.ExecuteTask(execute_request("Why?", metadata=common.TaskMetadata(task_id="q-3")))
     )
     over = (
         SeatOutcome(
@@ -337,7 +343,7 @@ async def test_a_failed_query_reports_its_status_and_error(
     agent: Agent, status: DeliberationStatus, code: int
 ) -> None:
     running = asyncio.ensure_future(
-        agent.ExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="q-3")))
+        agent.ExecuteTask(execute_request("Why?", metadata=common.TaskMetadata(task_id="q-3")))
     )
     await answer(
         agent, "q-3", "", status=status, winner_id="", results=(), error_message="nobody knew"
@@ -352,22 +358,22 @@ async def test_a_failed_query_reports_its_status_and_error(
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_the_tools_that_an_agent_ran_are_shown(agent: Agent, *, streamed: bool) -> None:
-    request = requested("Why?", metadata=common.TaskMetadata(task_id="tools"))
+    request = execute_request("Why?", metadata=common.TaskMetadata(task_id="tools"))
     running = asyncio.ensure_future(
-        read(agent.StreamExecuteTask(request)) if streamed else agent.ExecuteTask(request)
+        read_all(agent.StreamExecuteTask(request)) if streamed else agent.ExecuteTask(request)
     )
     async with asyncio.timeout(10):
-        while "tools" not in agent.deliberations.known():
+        while "tools" not in agent.deliberations.task_ids():
             await asyncio.sleep(0)
     assert agent.deliberations.request("tools").records_calls
-    good = {
+    successful_call = {
         "id": "r.1",
         "tool": "files.read",
         "arguments": {"path": "a"},
         "status": "success",
         "output": {"content": "x"},
     }
-    bad = {
+    failed_call = {
         "id": "r.2",
         "tool": "files.read",
         "arguments": {"path": "b"},
@@ -376,37 +382,47 @@ async def test_the_tools_that_an_agent_ran_are_shown(agent: Agent, *, streamed: 
         "duration_ms": 3,
     }
     torn: list[Any] = [7, {"tool": 7, "status": [], "arguments": "no", "duration_ms": "long"}]
-    recorded: tuple[Any, ...] = ([good], "none", None, [bad, *torn])
-    for one in recorded:
-        turn = {"task_id": "tools", "seat": "agent-dev-001", "thought": "look", "calls": one}
+    recorded: tuple[Any, ...] = ([successful_call], "none", None, [failed_call, *torn])
+    for recorded_calls in recorded:
+        turn = {
+            "task_id": "tools",
+            "seat": "agent-dev-001",
+            "thought": "look",
+            "calls": recorded_calls,
+        }
         await agent.deliberations.record("tools", EventType.SEAT_TURN, turn)
     await answer(agent, "tools", "Because.")
-    received = await running
+    result_updates = await running
     if streamed:
-        calls = [update.tool_call for update in received if update.HasField("tool_call")]
-        results = [update.tool_result for update in received if update.HasField("tool_result")]
+        calls = [update.tool_call for update in result_updates if update.HasField("tool_call")]
+        results = [
+            update.tool_result for update in result_updates if update.HasField("tool_result")
+        ]
         assert results.pop().tool_id == "usage_metrics"
-        assert "".join(update.delta for update in received) == "Because."
+        assert "".join(update.delta for update in result_updates) == "Because."
     else:
-        calls, results = received.tool_calls, received.tool_results
-        assert (received.status, received.metrics.cache_hit) == (common.STATUS_CODE_OK, False)
+        calls, results = result_updates.tool_calls, result_updates.tool_results
+        assert (result_updates.status, result_updates.metrics.cache_hit) == (
+            common.STATUS_CODE_OK,
+            False,
+        )
     assert [(call.name, call.tool_id) for call in calls] == [
         ("files.read", "r.1"),
         ("files.read", "r.2"),
         ("7", ""),
     ]
     assert json_format.MessageToDict(calls[1].parameters) == {"path": "b"}
-    ended = [(result.tool_id, result.status, result.error_message) for result in results]
-    assert ended == [("r.1", 1, ""), ("r.2", 2, "no file"), ("", 2, "error")]
+    outcomes = [(result.tool_id, result.status, result.error_message) for result in results]
+    assert outcomes == [("r.1", 1, ""), ("r.2", 2, "no file"), ("", 2, "error")]
     assert json_format.MessageToDict(results[0].output) == {"content": "x"}
 
 
 async def test_calls_that_do_not_fit_in_a_message_are_named(agent: Agent) -> None:
     running = asyncio.ensure_future(
-        agent.ExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="many")))
+        agent.ExecuteTask(execute_request("Why?", metadata=common.TaskMetadata(task_id="many")))
     )
     async with asyncio.timeout(10):
-        while "many" not in agent.deliberations.known():
+        while "many" not in agent.deliberations.task_ids():
             await asyncio.sleep(0)
     calls = [
         {
@@ -422,17 +438,17 @@ async def test_calls_that_do_not_fit_in_a_message_are_named(agent: Agent) -> Non
         "many", EventType.SEAT_TURN, {"seat": "agent-dev-001", "calls": calls}
     )
     await answer(agent, "many", "Because.")
-    received = (await running).tool_results
-    assert [result.tool_id for result in received] == [call["id"] for call in calls]
-    assert json_format.MessageToDict(received[0].output) != {}
-    assert json_format.MessageToDict(received[-1].output) == {}
+    tool_results = (await running).tool_results
+    assert [result.tool_id for result in tool_results] == [call["id"] for call in calls]
+    assert json_format.MessageToDict(tool_results[0].output) != {}
+    assert json_format.MessageToDict(tool_results[-1].output) == {}
 
 
 async def test_usage_is_written_in_the_old_and_the_new_format(agent: Agent) -> None:
-    request = requested("Why?", metadata=common.TaskMetadata(task_id="used"))
-    reading = asyncio.ensure_future(read(agent.StreamExecuteTask(request)))
+    request = execute_request("Why?", metadata=common.TaskMetadata(task_id="used"))
+    reading = asyncio.ensure_future(read_all(agent.StreamExecuteTask(request)))
     async with asyncio.timeout(10):
-        while "used" not in agent.deliberations.known():
+        while "used" not in agent.deliberations.task_ids():
             await asyncio.sleep(0)
     await agent.deliberations.record(
         "used", EventType.MODEL_CALLED, {"seat": "agent-dev-001", "model": "served-as-this"}
@@ -443,32 +459,34 @@ async def test_usage_is_written_in_the_old_and_the_new_format(agent: Agent) -> N
         for update in await reading
         if update.tool_result.tool_id == "usage_metrics"
     ]
-    received = json_format.MessageToDict(result.output)
-    assert received.pop("agents_used") == 1
-    assert received == {
+    metrics = json_format.MessageToDict(result.output)
+    assert metrics.pop("agents_used") == 1
+    assert metrics == {
         "input_tokens": 10,
         "output_tokens": 5,
         "prompt_tokens": 10,
         "completion_tokens": 5,
         "total_tokens": 15,
         "cost_usd": 0.5,
-        "model": received["model"],
-        "provider": received["provider"],
+        "model": metrics["model"],
+        "provider": metrics["provider"],
     }
     unary = asyncio.ensure_future(
-        agent.ExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="unary")))
+        agent.ExecuteTask(execute_request("Why?", metadata=common.TaskMetadata(task_id="unary")))
     )
     await answer(agent, "unary", "Because.")
     used = (await unary).metrics.token_usage
-    assert received["provider"] == used.provider == "llama.cpp"
-    assert received["model"]
+    assert metrics["provider"] == used.provider == "llama.cpp"
+    assert metrics["model"]
 
 
 async def test_a_stream_plans_and_works_and_ends_with_the_complete_text(agent: Agent) -> None:
-    stream = agent.StreamExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="q-4")))
-    reading = asyncio.ensure_future(read(stream))
+    stream = agent.StreamExecuteTask(
+        execute_request("Why?", metadata=common.TaskMetadata(task_id="q-4"))
+    )
+    reading = asyncio.ensure_future(read_all(stream))
     async with asyncio.timeout(10):
-        while "q-4" not in agent.deliberations.known():
+        while "q-4" not in agent.deliberations.task_ids():
             await asyncio.sleep(0)
     await agent.deliberations.record(
         "q-4",
@@ -492,7 +510,7 @@ async def test_a_stream_plans_and_works_and_ends_with_the_complete_text(agent: A
 
 
 @pytest.mark.parametrize(
-    ("writes", "deltas", "anew"),
+    ("writes", "deltas", "restarted"),
     [
         (("Because", "Because of"), ["Because", " of", " it."], False),
         (("Because of", "Because", "", "Because of it."), ["Because of", " it."], False),
@@ -501,19 +519,21 @@ async def test_a_stream_plans_and_works_and_ends_with_the_complete_text(agent: A
     ],
 )
 async def test_the_reply_is_streamed_as_it_is_written(
-    agent: Agent, writes: Sequence[str], deltas: list[str], *, anew: bool
+    agent: Agent, writes: Sequence[str], deltas: list[str], *, restarted: bool
 ) -> None:
     agent.deliberations.writes = [Writing("agent-dev-001", text, text) for text in writes]
     reading = asyncio.ensure_future(
-        read(
-            agent.StreamExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="q-4")))
+        read_all(
+            agent.StreamExecuteTask(
+                execute_request("Why?", metadata=common.TaskMetadata(task_id="q-4"))
+            )
         )
     )
     await agent.deliberations.written.wait()
     await answer(agent, "q-4", "Because of it.")
     updates = await reading
     assert [update.delta for update in updates if update.delta] == deltas
-    assert (ANSWER_RESTARTED in [update.message for update in updates]) is anew
+    assert (ANSWER_RESTARTED in [update.message for update in updates]) is restarted
     (last,) = [place for place, update in enumerate(updates) if update.message == ANSWER_RESTARTED][
         -1:
     ] or [0]
@@ -522,22 +542,24 @@ async def test_the_reply_is_streamed_as_it_is_written(
         == updates[-1].message
         == "Because of it."
     )
-    assert all(update.progress <= after.progress for update, after in pairwise(updates))
+    assert all(update.progress <= next_update.progress for update, next_update in pairwise(updates))
 
 
 async def test_a_councils_stream_contains_no_text_of_its_seats(agent: Agent) -> None:
     agent.deliberations.writes = [Writing("agent-dev-001", "Mine", "Mine")]
-    request = requested(
+    request = execute_request(
         "Why?", metadata=common.TaskMetadata(task_id="q-4"), mode=common.EXECUTION_MODE_COMPLEX
     )
-    reading = asyncio.ensure_future(read(agent.StreamExecuteTask(request)))
+    reading = asyncio.ensure_future(read_all(agent.StreamExecuteTask(request)))
     await answer(agent, "q-4", "Because.")
     assert [update.delta for update in await reading if update.delta] == ["Because."]
 
 
 async def test_the_stream_of_a_tool_call_shows_call_and_result(agent: Agent) -> None:
-    updates = await read(
-        agent.StreamExecuteTask(requested(context={"tool_parameters": {"tool": "files.list"}}))
+    updates = await read_all(
+        agent.StreamExecuteTask(
+            execute_request(context={"tool_parameters": {"tool": "files.list"}})
+        )
     )
     assert [update.tool_call.name for update in updates if update.HasField("tool_call")] == [
         "files.list"
@@ -547,7 +569,9 @@ async def test_the_stream_of_a_tool_call_shows_call_and_result(agent: Agent) -> 
 
 
 async def test_a_disconnected_caller_ends_its_query(agent: Agent) -> None:
-    stream = agent.StreamExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="q-5")))
+    stream = agent.StreamExecuteTask(
+        execute_request("Why?", metadata=common.TaskMetadata(task_id="q-5"))
+    )
     await stream.read()
     stream.cancel()
     async with asyncio.timeout(10):

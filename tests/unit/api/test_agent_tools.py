@@ -1,4 +1,4 @@
-"""AgentService: tools without a model, and what there is."""
+"""AgentService: tool calls without a model, discovery, capabilities and health."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.common import common_pb2 as common
 from moothall.settings import AllSettings
 from moothall.tools.catalogue import CATALOGUE
-from support.agents import Agent, refused, requested, serving_agents
+from support.agents import Agent, execute_request, refusal_of, serving_agents
 from support.callers import OTHER, TOKEN
 from support.deliberation_service import MemoryDeliberations
 
@@ -31,7 +31,7 @@ from support.deliberation_service import MemoryDeliberations
 
 async def test_a_direct_tool_uses_no_model_and_leaves_no_workspace(agent: Agent) -> None:
     response = await agent.ExecuteTask(
-        requested(
+        execute_request(
             context={"tool_parameters": {"tool": "files.read", "path": "a.py", "lines": 3}},
             metadata=common.TaskMetadata(task_id="mine"),
         )
@@ -50,8 +50,8 @@ async def test_a_direct_tool_uses_no_model_and_leaves_no_workspace(agent: Agent)
     assert [(call.name, call.tool_id) for call in response.tool_calls] == [
         ("files.read", response.tool_results[0].tool_id)
     ]
-    assert agent.deliberations.known() == []
-    assert len(agent.behind.fake_workspaces.closed) == 1
+    assert agent.deliberations.task_ids() == []
+    assert len(agent.backend.fake_workspaces.closed) == 1
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ async def test_a_direct_tool_uses_no_model_and_leaves_no_workspace(agent: Agent)
 async def test_a_tool_name_is_found_in_every_supported_place(
     agent: Agent, context: dict[str, Any], available: tuple[str, ...]
 ) -> None:
-    response = await agent.ExecuteTask(requested(context=context, available_tools=available))
+    response = await agent.ExecuteTask(execute_request(context=context, available_tools=available))
     assert (response.status, response.tool_calls[0].name) == (common.STATUS_CODE_OK, "files.list")
     assert dict(response.tool_calls[0].parameters) == {}
 
@@ -122,14 +122,14 @@ async def test_calls_that_cannot_run_are_refused_with_a_reason(
     code: grpc.StatusCode,
     words: str,
 ) -> None:
-    found, details = await refused(
-        agent.ExecuteTask(requested(context=context, available_tools=available))
+    status_code, details = await refusal_of(
+        agent.ExecuteTask(execute_request(context=context, available_tools=available))
     )
-    assert (found, words in details) == (code, True), details
+    assert (status_code, words in details) == (code, True), details
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "tool", "arguments"),
+    ("name", "parameters", "tool", "arguments"),
     [
         (
             "file_read",
@@ -159,14 +159,14 @@ async def test_calls_that_cannot_run_are_refused_with_a_reason(
     ],
 )
 async def test_a_tool_runs_by_its_alias_of_other_systems(
-    agent: Agent, name: str, given: dict[str, Any], tool: str, arguments: dict[str, Any]
+    agent: Agent, name: str, parameters: dict[str, Any], tool: str, arguments: dict[str, Any]
 ) -> None:
-    one = requested(
-        context={"tool_parameters": {"tool": name, **given}, "allowed_tools": [name]},
+    single = execute_request(
+        context={"tool_parameters": {"tool": name, **parameters}, "allowed_tools": [name]},
         available_tools=(name,),
     )
-    several = requested(context={"tool_calls": [{"tool": name, "parameters": given}]})
-    for response in (await agent.ExecuteTask(one), await agent.ExecuteTask(several)):
+    multiple = execute_request(context={"tool_calls": [{"tool": name, "parameters": parameters}]})
+    for response in (await agent.ExecuteTask(single), await agent.ExecuteTask(multiple)):
         (call,) = response.tool_calls
         assert (response.status, call.name) == (common.STATUS_CODE_OK, tool), response.error_message
         assert json_format.MessageToDict(call.parameters) == arguments
@@ -175,29 +175,33 @@ async def test_a_tool_runs_by_its_alias_of_other_systems(
 def test_the_api_document_has_the_table_of_aliases() -> None:
     text = (Path(__file__).parents[3] / "docs" / "api.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| `([\w.]+)` \| (.*) \|$", text, re.MULTILINE)
-    received = {
+    documented_aliases = {
         name: (tool, dict(re.findall(r"`(\w+)` as `(\w+)`", arguments)))
         for name, tool, arguments in rows
     }
-    assert received == {
+    assert documented_aliases == {
         name: (alias.tool, dict(alias.arguments)) for name, alias in ALIASES.items()
     }
-    there = catalogue_of(AllSettings())
-    assert {alias.tool for alias in ALIASES.values()} <= there.keys()
+    catalogue = catalogue_of(AllSettings())
+    assert {alias.tool for alias in ALIASES.values()} <= catalogue.keys()
     for alias in ALIASES.values():
-        assert set(alias.arguments.values()) <= there[alias.tool].schema(None)["properties"].keys()
+        assert (
+            set(alias.arguments.values()) <= catalogue[alias.tool].schema(None)["properties"].keys()
+        )
 
 
 async def test_a_sequence_runs_four_at_a_time_and_answers_in_order(agent: Agent) -> None:
     calls = [{"tool": "slow.ponder"} for _ in range(9)]
-    running = asyncio.ensure_future(agent.ExecuteTask(requested(context={"tool_calls": calls})))
+    running = asyncio.ensure_future(
+        agent.ExecuteTask(execute_request(context={"tool_calls": calls}))
+    )
     async with asyncio.timeout(10):
-        while agent.slow.now < 4:
+        while agent.slow.running < 4:
             await asyncio.sleep(0)
     await asyncio.sleep(0.02)
     agent.slow.go.set()
     response = await running
-    assert agent.slow.most == 4
+    assert agent.slow.max_running == 4
     assert [result.tool_id for result in response.tool_results] == [
         f"{response.task_id}.{place}" for place in range(9)
     ]
@@ -211,7 +215,7 @@ async def test_a_failure_in_a_sequence_is_reported_and_stops_no_other(agent: Age
         {"tool": "files.list"},
         {"tool": "files.write"},
     ]
-    response = await agent.ExecuteTask(requested(context={"tool_calls": calls}))
+    response = await agent.ExecuteTask(execute_request(context={"tool_calls": calls}))
     assert (response.status, response.final_state) == (
         common.STATUS_CODE_ERROR,
         pb.AGENT_STATE_FAILED,
@@ -227,12 +231,12 @@ async def test_a_failure_in_a_sequence_is_reported_and_stops_no_other(agent: Age
 async def test_the_eleventh_dangerous_call_in_a_minute_is_refused_in_any_workspace(
     agent: Agent,
 ) -> None:
-    request = requested(context={"tool_parameters": {"tool": "tests.pytest"}})
-    found = [await agent.ExecuteTask(request) for _ in range(11)]
-    assert [response.status for response in found] == [common.STATUS_CODE_OK] * 10 + [
+    request = execute_request(context={"tool_parameters": {"tool": "tests.pytest"}})
+    responses = [await agent.ExecuteTask(request) for _ in range(11)]
+    assert [response.status for response in responses] == [common.STATUS_CODE_OK] * 10 + [
         common.STATUS_CODE_RATE_LIMITED
     ]
-    assert "10 a minute" in found[-1].error_message
+    assert "10 a minute" in responses[-1].error_message
     theirs = await agent.ExecuteTask(request, OTHER)
     assert theirs.status == common.STATUS_CODE_OK
 
@@ -241,31 +245,31 @@ async def test_a_result_of_an_earlier_call_is_a_cache_hit_for_the_same_tenant_on
     agent: Agent,
 ) -> None:
     agent.slow.go.set()
-    request = requested(context={"tool_parameters": {"tool": "slow.look"}})
-    found = [await agent.ExecuteTask(request, token) for token in (TOKEN, TOKEN, OTHER)]
-    assert [response.metrics.cache_hit for response in found] == [False, True, False]
+    request = execute_request(context={"tool_parameters": {"tool": "slow.look"}})
+    responses = [await agent.ExecuteTask(request, token) for token in (TOKEN, TOKEN, OTHER)]
+    assert [response.metrics.cache_hit for response in responses] == [False, True, False]
     outputs = [
-        json_format.MessageToDict(response.tool_results[0].output)["id"] for response in found
+        json_format.MessageToDict(response.tool_results[0].output)["id"] for response in responses
     ]
     assert (outputs[0] == outputs[1], outputs[0] == outputs[2]) == (True, False)
 
 
-# ---- what there is
+# ---- discovery, capabilities and health
 
 
 async def test_tools_are_found_by_words_category_tag_and_danger(agent: Agent) -> None:
-    found = await agent.DiscoverTools(pb.DiscoverToolsRequest(query="files.read"))
-    assert found.tools[0].id == "files.read"
-    found = await agent.DiscoverTools(pb.DiscoverToolsRequest(categories=["tests", "slow"]))
-    assert {tool.category for tool in found.tools} == {"tests", "slow"}
-    found = await agent.DiscoverTools(pb.DiscoverToolsRequest(tags=["change"]))
-    assert {"files.write", "files.edit"} <= {tool.id for tool in found.tools}
-    assert all("change" in tool.tags for tool in found.tools)
-    found = await agent.DiscoverTools(pb.DiscoverToolsRequest(exclude_dangerous=True))
-    assert not any(tool.is_dangerous for tool in found.tools)
-    assert "tests.pytest" not in [tool.id for tool in found.tools]
+    discovery = await agent.DiscoverTools(pb.DiscoverToolsRequest(query="files.read"))
+    assert discovery.tools[0].id == "files.read"
+    discovery = await agent.DiscoverTools(pb.DiscoverToolsRequest(categories=["tests", "slow"]))
+    assert {tool.category for tool in discovery.tools} == {"tests", "slow"}
+    discovery = await agent.DiscoverTools(pb.DiscoverToolsRequest(tags=["change"]))
+    assert {"files.write", "files.edit"} <= {tool.id for tool in discovery.tools}
+    assert all("change" in tool.tags for tool in discovery.tools)
+    discovery = await agent.DiscoverTools(pb.DiscoverToolsRequest(exclude_dangerous=True))
+    assert not any(tool.is_dangerous for tool in discovery.tools)
+    assert "tests.pytest" not in [tool.id for tool in discovery.tools]
     assert len((await agent.DiscoverTools(pb.DiscoverToolsRequest(max_results=2))).tools) == 2
-    assert (await refused(agent.DiscoverTools(pb.DiscoverToolsRequest(max_results=-1))))[
+    assert (await refusal_of(agent.DiscoverTools(pb.DiscoverToolsRequest(max_results=-1))))[
         0
     ] is grpc.StatusCode.INVALID_ARGUMENT
 
@@ -282,22 +286,22 @@ async def test_a_tool_is_described_completely(agent: Agent) -> None:
     assert json_format.MessageToDict(tool.input_schema)["type"] == "object"
     assert (tool.rate_limit.requests_per_minute, tool.rate_limit.requests_per_hour) == (10, 300)
     assert tool.estimated_duration_ms > 0
-    code, _ = await refused(
+    code, _ = await refusal_of(
         agent.GetToolCapability(pb.GetToolCapabilityRequest(tool_id="files.burn"))
     )
     assert code is grpc.StatusCode.NOT_FOUND
 
 
 async def test_capabilities_and_health_match_the_server(agent: Agent) -> None:
-    found = await agent.GetCapabilities(pb.GetCapabilitiesRequest())
-    assert "files.read" in found.supported_tools
-    assert list(found.supported_modes) == [1, 2, 3]
-    assert (found.max_memory_mb, found.max_concurrent_tasks) == (512, 64)
+    capabilities = await agent.GetCapabilities(pb.GetCapabilitiesRequest())
+    assert "files.read" in capabilities.supported_tools
+    assert list(capabilities.supported_modes) == [1, 2, 3]
+    assert (capabilities.max_memory_mb, capabilities.max_concurrent_tasks) == (512, 64)
     running = asyncio.ensure_future(
-        agent.ExecuteTask(requested(context={"tool_parameters": {"tool": "slow.ponder"}}))
+        agent.ExecuteTask(execute_request(context={"tool_parameters": {"tool": "slow.ponder"}}))
     )
     async with asyncio.timeout(10):
-        while not agent.slow.now:
+        while not agent.slow.running:
             await asyncio.sleep(0)
     health = await agent.HealthCheck(pb.HealthCheckRequest())
     assert (health.healthy, health.active_tasks) == (True, 1)
@@ -308,7 +312,7 @@ async def test_capabilities_and_health_match_the_server(agent: Agent) -> None:
     assert (await agent.HealthCheck(pb.HealthCheckRequest())).active_tasks == 0
 
 
-async def _stopped() -> tuple[Condition, str]:
+async def _raise_stopped() -> tuple[Condition, str]:
     raise Temporary("the bus is gone")
 
 
@@ -322,9 +326,9 @@ async def _full() -> tuple[Condition, str]:
 
 
 @pytest.mark.parametrize(
-    ("probe", "healthy", "output_text"),
+    ("probe", "healthy", "message"),
     [
-        (Probe(_stopped), False, "down; bus: the bus is gone"),
+        (Probe(_raise_stopped), False, "down; bus: the bus is gone"),
         (Probe(_slow), False, "down; bus: no answer within 0.2 seconds"),
         (Probe(_slow, needed=False), True, "degraded; bus: no answer within 0.2 seconds"),
         (Probe(_full), True, "degraded; bus: nearly full"),
@@ -335,11 +339,11 @@ async def test_a_stopped_or_slow_part_makes_the_server_unhealthy_or_degraded(
     deliberations: MemoryDeliberations,
     tmp_path: Path,
     probe: Probe,
-    output_text: str,
+    message: str,
     *,
     healthy: bool,
 ) -> None:
     async with serving_agents(tmp_path, deliberations, AgentSettings(), {"bus": probe}) as app:
         health = await app.HealthCheck(pb.HealthCheckRequest())
     assert health.healthy is healthy
-    assert health.message.startswith(output_text)
+    assert health.message.startswith(message)

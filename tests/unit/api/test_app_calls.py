@@ -1,4 +1,4 @@
-"""Councils, stories and figures over gRPC: the packages behind are real, on a bus in memory."""
+"""Councils, stories and metrics over gRPC, with the real packages on an in-memory bus."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def eve(app: Serving) -> Client:
     return Client(app.channel, OTHER)
 
 
-async def refused(call: Any) -> tuple[grpc.StatusCode, str, str]:
+async def refusal_of(call: Any) -> tuple[grpc.StatusCode, str, str]:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     status, info = rpc_status.from_call(caught.value), error_details_pb2.ErrorInfo()  # type: ignore[arg-type] # it is one
@@ -78,13 +78,13 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, str, str]:
 
 
 async def test_a_council_is_created_listed_and_deleted(client: Client) -> None:
-    made = await client.CreateCouncil(DEV)
-    assert (made.council_id, made.agents_created, list(made.agent_ids)) == (
+    creation = await client.CreateCouncil(DEV)
+    assert (creation.council_id, creation.agents_created, list(creation.agent_ids)) == (
         "council-dev",
         2,
         ["agent-dev-001", "agent-dev-002"],
     )
-    assert await client.CreateCouncil(DEV) == made
+    assert await client.CreateCouncil(DEV) == creation
     listed = await client.ListCouncils(pb.ListCouncilsRequest(include_agents=True))
     (council,) = listed.councils
     assert (council.role, council.num_agents, council.status, council.model) == (
@@ -98,10 +98,10 @@ async def test_a_council_is_created_listed_and_deleted(client: Client) -> None:
         ("agent-dev-002", "dev", "idle"),
     ]
     assert not (await client.ListCouncils(pb.ListCouncilsRequest())).councils[0].agents
-    gone = await client.DeleteCouncil(pb.DeleteCouncilRequest(role="dev"))
-    assert (gone.success, gone.agents_removed) == (True, 2)
-    assert "CreateCouncil" in gone.message
-    assert (await refused(client.DeleteCouncil(pb.DeleteCouncilRequest(role="dev"))))[
+    deletion = await client.DeleteCouncil(pb.DeleteCouncilRequest(role="dev"))
+    assert (deletion.success, deletion.agents_removed) == (True, 2)
+    assert "CreateCouncil" in deletion.message
+    assert (await refusal_of(client.DeleteCouncil(pb.DeleteCouncilRequest(role="dev"))))[
         0
     ] is grpc.StatusCode.NOT_FOUND
 
@@ -116,39 +116,39 @@ async def test_a_registered_agent_gets_a_seat_and_its_endpoint_is_never_called(
         max_concurrent_tasks=2,
         languages=["python"],
     )
-    requested = pb.RegisterAgentRequest(
+    registration = pb.RegisterAgentRequest(
         agent_id="specialist",
         role="dev",
         capabilities=can,
         endpoint="http://169.254.169.254/latest",
         metadata={"team": "a"},
     )
-    answer = await client.RegisterAgent(requested)
+    answer = await client.RegisterAgent(registration)
     assert (answer.success, answer.council_id) == (True, "council-dev")
     assert "if an operator allows that (agents.endpoints)" in answer.message
-    assert await client.RegisterAgent(requested) == answer
+    assert await client.RegisterAgent(registration) == answer
     (council,) = (await client.ListCouncils(pb.ListCouncilsRequest(include_agents=True))).councils
     assert council.agents[2].capabilities == can
-    other = pb.RegisterAgentRequest(
+    colliding_agent = pb.RegisterAgentRequest(
         agent_id="b", role="dev", capabilities=pb.AgentCapabilities(model_profile="x")
     )
-    code, _, output_text = await refused(client.RegisterAgent(other))
-    assert (code, output_text) == (
+    code, _, message = await refusal_of(client.RegisterAgent(colliding_agent))
+    assert (code, message) == (
         grpc.StatusCode.INVALID_ARGUMENT,
         "unknown model_profile 'x'; the settings have: default, large (large)",
     )
-    code, reason, _ = await refused(
+    code, reason, _ = await refusal_of(
         client.RegisterAgent(pb.RegisterAgentRequest(agent_id="specialist", role="dev"))
     )
     assert (code, reason) == (grpc.StatusCode.ALREADY_EXISTS, "ALREADY_EXISTS")
     assert (
         await client.UnregisterAgent(pb.UnregisterAgentRequest(agent_id="specialist", role="dev"))
     ).success
-    code, _, output_text = await refused(
+    code, _, message = await refusal_of(
         client.UnregisterAgent(pb.UnregisterAgentRequest(agent_id="specialist", role="dev"))
     )
     assert code is grpc.StatusCode.NOT_FOUND
-    assert "its agents: agent-dev-001, agent-dev-002" in output_text
+    assert "its agents: agent-dev-001, agent-dev-002" in message
 
 
 async def test_tenants_have_separate_councils_stories_and_metrics(
@@ -156,13 +156,13 @@ async def test_tenants_have_separate_councils_stories_and_metrics(
 ) -> None:
     await client.CreateCouncil(DEV)
     await client.SubmitDeliberation(pb.DeliberateRequest(task_description="t", role="dev"))
-    done = await client.ProcessPlanningEvent(MOVED)
+    response = await client.ProcessPlanningEvent(MOVED)
     assert not (await eve.ListCouncils(pb.ListCouncilsRequest())).councils
-    assert (await refused(eve.DeleteCouncil(pb.DeleteCouncilRequest(role="dev"))))[
+    assert (await refusal_of(eve.DeleteCouncil(pb.DeleteCouncilRequest(role="dev"))))[
         0
     ] is grpc.StatusCode.NOT_FOUND
     unregister = pb.UnregisterAgentRequest(agent_id="agent-dev-001", role="dev")
-    assert (await refused(eve.UnregisterAgent(unregister)))[0] is grpc.StatusCode.NOT_FOUND
+    assert (await refusal_of(eve.UnregisterAgent(unregister)))[0] is grpc.StatusCode.NOT_FOUND
     assert (
         await eve.GetStatus(pb.GetStatusRequest(include_stats=True))
     ).stats.total_deliberations == 0
@@ -171,15 +171,15 @@ async def test_tenants_have_separate_councils_stories_and_metrics(
     stolen = pb.DeriveSubtasksRequest(
         case_id="story-1", plan_id="plan-1", roles=["dev"], strategy=publish
     )
-    assert (await refused(eve.DeriveSubtasks(stolen)))[0] is grpc.StatusCode.NOT_FOUND
-    assert set(done.derived_task_ids).isdisjoint(
+    assert (await refusal_of(eve.DeriveSubtasks(stolen)))[0] is grpc.StatusCode.NOT_FOUND
+    assert set(response.derived_task_ids).isdisjoint(
         (await eve.ProcessPlanningEvent(MOVED)).derived_task_ids
     )
-    assert len(deliberations.known()) == 1
+    assert len(deliberations.task_ids()) == 1
 
 
 class Parts:
-    """A model that answers or doesn't, and a graph that is late."""
+    """Health of a model that may be degraded, and of a slow graph."""
 
     def __init__(self) -> None:
         self.wrong = ""
@@ -202,14 +202,14 @@ async def test_status_names_the_unhealthy_part_and_the_reason() -> None:
     deliberations, parts = MemoryDeliberations(), Parts()
     checkup = HealthCheck({"model": Probe(parts.model), "bus": Probe(parts.model)}, cache_seconds=0)
     async with serving(deliberations, api_dependencies(deliberations, checkup=checkup)) as served:
-        requested = pb.GetStatusRequest(include_stats=True)
-        well = await served.client.GetStatus(requested)
+        status_request = pb.GetStatusRequest(include_stats=True)
+        well = await served.client.GetStatus(status_request)
         assert (well.status, list(well.reasons), well.HasField("stats")) == ("healthy", [], True)
         parts.wrong = "1 of 2 servers answer"
-        slow = await served.client.GetStatus(requested)
+        slow = await served.client.GetStatus(status_request)
         assert (slow.status, slow.reasons[0]) == ("degraded", "model: 1 of 2 servers answer")
         parts.away = True
-        down = await served.client.GetStatus(requested)
+        down = await served.client.GetStatus(status_request)
         assert (down.status, down.HasField("stats")) == ("unhealthy", False)
         assert list(down.reasons) == [
             f"{name}: nobody answers at http://127.0.0.1:1 [MODEL_UNAVAILABLE]"
@@ -243,26 +243,30 @@ async def test_status_and_metrics_are_correct(
         answer.stats.active_councils,
         answer.stats.role_counts,
     ) == (1, 1, {"dev": 1})
-    found = await client.GetMetrics(pb.GetMetricsRequest(metric_type="ALL"))
-    health = found.councils.health_per_council["council-dev"]
+    metrics_of_all = await client.GetMetrics(pb.GetMetricsRequest(metric_type="ALL"))
+    health = metrics_of_all.councils.health_per_council["council-dev"]
     assert (health.status, health.busy_agents, health.available_agents) == ("busy", 2, 0)
     assert (
-        found.agents.total_agents,
-        found.agents.active_agents,
-        found.agents.agents_per_role,
+        metrics_of_all.agents.total_agents,
+        metrics_of_all.agents.active_agents,
+        metrics_of_all.agents.agents_per_role,
     ) == (2, 2, {"dev": 2})
-    one = await client.GetMetrics(pb.GetMetricsRequest(metric_type="performance"))
-    assert (one.HasField("performance"), one.HasField("agents"), one.HasField("councils")) == (
+    performance_metrics = await client.GetMetrics(pb.GetMetricsRequest(metric_type="performance"))
+    assert (
+        performance_metrics.HasField("performance"),
+        performance_metrics.HasField("agents"),
+        performance_metrics.HasField("councils"),
+    ) == (
         True,
         False,
         False,
     )
-    code, _, output_text = await refused(
+    code, _, message = await refusal_of(
         client.GetMetrics(pb.GetMetricsRequest(metric_type="weather"))
     )
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "performance, agents, councils" in output_text
-    assert (await refused(client.GetMetrics(pb.GetMetricsRequest(time_range_ms=-1))))[
+    assert "performance, agents, councils" in message
+    assert (await refusal_of(client.GetMetrics(pb.GetMetricsRequest(time_range_ms=-1))))[
         0
     ] is grpc.StatusCode.INVALID_ARGUMENT
     (council,) = (await client.ListCouncils(pb.ListCouncilsRequest(include_agents=True))).councils
@@ -272,7 +276,7 @@ async def test_status_and_metrics_are_correct(
 async def test_orchestrate_returns_winner_and_candidates_in_ranking_order(
     deliberations: MemoryDeliberations, client: Client
 ) -> None:
-    requested = pb.OrchestrateRequest(
+    orchestrate_request = pb.OrchestrateRequest(
         task_id="task-1",
         task_description="Add hello_world()",
         role="DEV",
@@ -286,7 +290,7 @@ async def test_orchestrate_returns_winner_and_candidates_in_ranking_order(
         repository=common_pb2.Repository(id="repo"),
     )
     async with asyncio.TaskGroup() as group:
-        call = group.create_task(_awaited(client.Orchestrate(requested)))
+        call = group.create_task(_await_call(client.Orchestrate(orchestrate_request)))
         await deliberations.submitted.wait()
         request = deliberations.request("task-1")
         results = tuple(
@@ -332,10 +336,10 @@ async def test_the_reason_for_a_missing_winner_is_shown(
 ) -> None:
     async with asyncio.TaskGroup() as group:
         call = group.create_task(
-            _awaited(client.Orchestrate(pb.OrchestrateRequest(task_description="t", role="qa")))
+            _await_call(client.Orchestrate(pb.OrchestrateRequest(task_description="t", role="qa")))
         )
         await deliberations.submitted.wait()
-        (task_id,) = deliberations.known()
+        (task_id,) = deliberations.task_ids()
         await deliberations.decide(
             Outcome(task_id, DeliberationStatus.FAILED, error_message="No seat proposed anything")
         )
@@ -363,54 +367,54 @@ async def test_the_storys_context_is_added_to_the_task(
     deliberations: MemoryDeliberations, client: Client, graph: MemoryGraph
 ) -> None:
     graph.announce("context", {"story": {"headline": "Greet the world"}})
-    requested = pb.OrchestrateRequest(
+    orchestrate_request = pb.OrchestrateRequest(
         task_description="t", role="dev", story_id="story-1", context_options=pb.ContextOptions()
     )
-    call = client.Orchestrate(requested)
+    call = client.Orchestrate(orchestrate_request)
     await deliberations.submitted.wait()
-    assert "Greet the world" in deliberations.request(deliberations.known()[0]).context
+    assert "Greet the world" in deliberations.request(deliberations.task_ids()[0]).context
     call.cancel()
 
 
 @pytest.mark.parametrize(
-    ("requested", "wanted"),
+    ("options", "message"),
     [
         (pb.OrchestratorOptions(custom_params={"temprature": "1"}), "unknown custom_params"),
         (pb.OrchestratorOptions(custom_params={"num_agents": "many"}), "whole number"),
     ],
 )
 async def test_unknown_parameters_are_refused(
-    client: Client, requested: pb.OrchestratorOptions, wanted: str
+    client: Client, options: pb.OrchestratorOptions, message: str
 ) -> None:
-    code, _, output_text = await refused(
-        client.Orchestrate(
-            pb.OrchestrateRequest(task_description="t", role="dev", options=requested)
-        )
+    code, _, details = await refusal_of(
+        client.Orchestrate(pb.OrchestrateRequest(task_description="t", role="dev", options=options))
     )
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert wanted in output_text
+    assert message in details
 
 
 async def test_different_story_and_case_ids_are_refused(client: Client) -> None:
-    requested = pb.OrchestrateRequest(task_description="t", role="dev", story_id="a", case_id="b")
-    assert "differ" in (await refused(client.Orchestrate(requested)))[2]
+    contradicting = pb.OrchestrateRequest(
+        task_description="t", role="dev", story_id="a", case_id="b"
+    )
+    assert "differ" in (await refusal_of(client.Orchestrate(contradicting)))[2]
 
 
 async def test_a_planning_event_derives_tasks_once(client: Client) -> None:
     answer = await client.ProcessPlanningEvent(MOVED)
     assert (answer.processed, len(answer.derived_task_ids)) == (True, 2)
     assert await client.ProcessPlanningEvent(MOVED) == answer
-    other = pb.ProcessPlanningEventRequest(
+    comment_event = pb.ProcessPlanningEventRequest(
         event_type="story.commented", case_id="story-1", metadata={"comment": "nice"}
     )
-    output_text = await client.ProcessPlanningEvent(other)
-    assert not output_text.processed
-    assert "planning" in output_text.message
+    response = await client.ProcessPlanningEvent(comment_event)
+    assert not response.processed
+    assert "planning" in response.message
     strategy = pb.DerivationStrategy(dependency_order=["qa", "dev"], max_tasks_per_role=2)
-    requested = pb.DeriveSubtasksRequest(
+    derive_request = pb.DeriveSubtasksRequest(
         case_id="story-1", plan_id="plan-2", roles=["DEV", "QA"], strategy=strategy
     )
-    derived = await client.DeriveSubtasks(requested)
+    derived = await client.DeriveSubtasks(derive_request)
     tests, code = derived.tasks
     assert (tests.role, code.role, list(code.dependencies), derived.total_tasks) == (
         "qa",
@@ -427,22 +431,22 @@ async def test_a_tasks_context_is_shown(client: Client, graph: MemoryGraph) -> N
     graph.announce(
         "timeline", {"time": "t", "kind": "story.created", "task_id": "", "text": "Greet"}
     )
-    requested = pb.GetTaskContextRequest(
+    context_request = pb.GetTaskContextRequest(
         case_id="story-1", role="DEV", phase="review", options=pb.ContextOptions(scopes=["brief"])
     )
-    received = await client.GetTaskContext(requested)
-    assert "Say hello" in received.blocks.context
-    assert received.blocks.context in received.context_text
-    assert received.blocks.history == ""
-    assert 0 < received.token_count < 2000
-    assert (await client.GetTaskContext(requested)).version_hash == received.version_hash
+    context = await client.GetTaskContext(context_request)
+    assert "Say hello" in context.blocks.context
+    assert context.blocks.context in context.context_text
+    assert context.blocks.history == ""
+    assert 0 < context.token_count < 2000
+    assert (await client.GetTaskContext(context_request)).version_hash == context.version_hash
     strange = pb.GetTaskContextRequest(
         case_id="story-1", options=pb.ContextOptions(scopes=["secrets"])
     )
-    assert "the scopes are story" in (await refused(client.GetTaskContext(strange)))[2]
+    assert "the scopes are story" in (await refusal_of(client.GetTaskContext(strange)))[2]
 
 
-async def _awaited(call: Any) -> Any:
+async def _await_call(call: Any) -> Any:
     return await call
 
 
@@ -455,7 +459,7 @@ async def test_a_derived_task_is_pending_until_its_predecessors_have_ended(
             pb.GetDeliberationResultRequest(task_id=task_id)
         )
         assert waiting.status == pb.DELIBERATION_STATUS_PENDING
-        code, _, _ = await refused(
+        code, _, _ = await refusal_of(
             eve.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=task_id))
         )
         assert code is grpc.StatusCode.NOT_FOUND
@@ -483,21 +487,29 @@ async def test_operators_set_quotas_of_any_tenant_and_others_see_only_their_own(
         pb.SetQuotasRequest(tenant="elsewhere", quotas=pb.Quotas(tokens_per_day=0, deliberations=3))
     )
     eve = Client(app.channel, OTHER)
-    own = await eve.GetQuotas(pb.GetQuotasRequest())
-    assert (own.tenant, own.quotas.deliberations, own.own.HasField("tokens_per_day")) == (
+    quotas_response = await eve.GetQuotas(pb.GetQuotasRequest())
+    assert (
+        quotas_response.tenant,
+        quotas_response.quotas.deliberations,
+        quotas_response.own.HasField("tokens_per_day"),
+    ) == (
         "elsewhere",
         3,
         True,
     )
-    assert not own.own.HasField("cost_usd_per_day")
-    assert [(one.actor, one.quotas.deliberations) for one in own.changes] == [("local", 3)]
+    assert not quotas_response.own.HasField("cost_usd_per_day")
+    assert [(change.actor, change.quotas.deliberations) for change in quotas_response.changes] == [
+        ("local", 3)
+    ]
     for request in (
         eve.GetQuotas(pb.GetQuotasRequest(tenant="local")),
         eve.SetQuotas(pb.SetQuotasRequest(quotas=pb.Quotas(deliberations=9))),
     ):
-        assert (await refused(request))[0] is grpc.StatusCode.PERMISSION_DENIED
-    bad = pb.SetQuotasRequest(quotas=pb.Quotas(tokens_per_month=-1))
-    assert (await refused(client.SetQuotas(bad)))[0] is grpc.StatusCode.INVALID_ARGUMENT
+        assert (await refusal_of(request))[0] is grpc.StatusCode.PERMISSION_DENIED
+    negative_quotas = pb.SetQuotasRequest(quotas=pb.Quotas(tokens_per_month=-1))
+    assert (await refusal_of(client.SetQuotas(negative_quotas)))[
+        0
+    ] is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_deliberations_are_listed_in_pages_by_state_and_search_words(
@@ -520,26 +532,26 @@ async def test_deliberations_are_listed_in_pages_by_state_and_search_words(
         page = await client.ListDeliberations(
             pb.ListDeliberationsRequest(page_size=2, page_token=token)
         )
-        listed += [one.task_id for one in page.deliberations]
+        listed += [deliberation.task_id for deliberation in page.deliberations]
         assert len(page.deliberations) <= 2
         if not (token := page.next_page_token):
             break
     assert listed == [f"task-{number}" for number in reversed(range(5))]
-    found = await client.ListDeliberations(
+    matches = await client.ListDeliberations(
         pb.ListDeliberationsRequest(query="INVOICES export", state="ended")
     )
-    assert {one.task_id for one in found.deliberations} == {"task-1", "task-3"}
-    assert found.deliberations[0].status == pb.DELIBERATION_STATUS_COMPLETED
+    assert {deliberation.task_id for deliberation in matches.deliberations} == {"task-1", "task-3"}
+    assert matches.deliberations[0].status == pb.DELIBERATION_STATUS_COMPLETED
     failed = await client.ListDeliberations(pb.ListDeliberationsRequest(state="failed"))
-    assert [one.task_id for one in failed.deliberations] == ["task-4"]
+    assert [deliberation.task_id for deliberation in failed.deliberations] == ["task-4"]
     live = await client.ListDeliberations(pb.ListDeliberationsRequest(state="live"))
     assert not live.deliberations
     assert not (await eve.ListDeliberations(pb.ListDeliberationsRequest())).deliberations
-    for wrong in (
+    for invalid_request in (
         pb.ListDeliberationsRequest(state="lost"),
         pb.ListDeliberationsRequest(page_size=1001),
         pb.ListDeliberationsRequest(page_token="-1"),
     ):
-        assert (await refused(client.ListDeliberations(wrong)))[
+        assert (await refusal_of(client.ListDeliberations(invalid_request)))[
             0
         ] is grpc.StatusCode.INVALID_ARGUMENT

@@ -27,7 +27,7 @@ from moothall.stories.notes import scopes
 from moothall.testing.bus import MemoryBus
 from support.callers import OTHER, TOKEN, Client, api_dependencies, serving, with_parts
 from support.deliberation_service import MemoryDeliberations
-from support.event_log import EventLog, recorded
+from support.event_log import EventLog, as_recorded
 from support.working import DRAFT
 
 CALL_OPTIONS: Any = {"metadata": [("authorization", f"Bearer {TOKEN}")], "timeout": 20}
@@ -37,8 +37,10 @@ CALL_OPTIONS: Any = {"metadata": [("authorization", f"Bearer {TOKEN}")], "timeou
 async def graph(tmp_path: Path) -> AsyncIterator[CypherGraph]:
     async with embedded_store(tmp_path / "context.kgl", query_seconds=30) as store:
         graph = CypherGraph(store)
-        await graph.project(recorded(EventLog("task-a").whole().events))
-        await graph.project(recorded(EventLog("task-b", "story-2", days=1).whole().events, 100))
+        await graph.project(as_recorded(EventLog("task-a").completed().events))
+        await graph.project(
+            as_recorded(EventLog("task-b", "story-2", days=1).completed().events, 100)
+        )
         yield graph
 
 
@@ -57,31 +59,35 @@ async def test_a_pack_is_the_context_that_callers_and_seats_get(
     client: Any, graph: CypherGraph
 ) -> None:
     stub: Any = pb_grpc.ContextServiceStub(client.channel)
-    received = await stub.GetContext(
+    context = await stub.GetContext(
         pb.GetContextRequest(story_id="story-2", role="DEV", phase="build"), **CALL_OPTIONS
     )
-    assert list(received.scopes) == [
+    assert list(context.scopes) == [
         scope for scope in scopes().allowed_scopes("dev", "build") if scope != "timeline"
     ]
-    assert "- task-b (dev), COMPLETED, committed, proven: add it" in received.blocks.context
-    requested = orchestrator.GetTaskContextRequest(story_id="story-2", role="DEV", phase="build")
-    same = await Client(client.channel).GetTaskContext(requested)
-    assert (same.context_text, same.token_count, same.version_hash) == (
-        received.context,
-        received.token_count,
-        received.version,
+    assert "- task-b (dev), COMPLETED, committed, proven: add it" in context.blocks.context
+    task_context_request = orchestrator.GetTaskContextRequest(
+        story_id="story-2", role="DEV", phase="build"
+    )
+    repeated = await Client(client.channel).GetTaskContext(task_context_request)
+    assert (repeated.context_text, repeated.token_count, repeated.version_hash) == (
+        context.context,
+        context.token_count,
+        context.version,
     )
     seats = await Briefings(graph.ask, LimitSettings()).brief_seats(
         BriefingRequest(story_id="story-2", role="dev", phase="build"), LOCAL, 2000
     )
-    assert seats in received.blocks.context
-    few = await stub.GetContext(
+    assert seats in context.blocks.context
+    limited = await stub.GetContext(
         pb.GetContextRequest(story_id="story-2", role="DEV", token_budget=60), **CALL_OPTIONS
     )
-    assert few.token_count <= 60
-    elsewhere = {**CALL_OPTIONS, "metadata": [("authorization", f"Bearer {OTHER}")]}
+    assert limited.token_count <= 60
+    options_of_other = {**CALL_OPTIONS, "metadata": [("authorization", f"Bearer {OTHER}")]}
     assert (
-        await stub.GetContext(pb.GetContextRequest(story_id="story-2", role="DEV"), **elsewhere)
+        await stub.GetContext(
+            pb.GetContextRequest(story_id="story-2", role="DEV"), **options_of_other
+        )
     ).blocks.context == ""
     with pytest.raises(grpc.aio.AioRpcError, match="token_budget is 99999; allowed are 0"):
         await stub.GetContext(
@@ -91,13 +97,13 @@ async def test_a_pack_is_the_context_that_callers_and_seats_get(
 
 async def test_contexts_of_several_roles_include_timeline_and_summaries(client: Any) -> None:
     stub: Any = pb_grpc.ContextServiceStub(client.channel)
-    requested = pb.RehydrateSessionRequest(
+    rehydrate_request = pb.RehydrateSessionRequest(
         case_id="story-2", roles=["DEV", "qa", "dev"], include_timeline=True, include_summaries=True
     )
-    received = await stub.RehydrateSession(requested, **CALL_OPTIONS)
-    assert set(received.packs) == {"dev", "qa"}
-    assert "deliberation.decided task-b" in received.packs["qa"].context
-    stats = received.stats
+    session = await stub.RehydrateSession(rehydrate_request, **CALL_OPTIONS)
+    assert set(session.packs) == {"dev", "qa"}
+    assert "deliberation.decided task-b" in session.packs["qa"].context
+    stats = session.stats
     assert (
         stats.decisions,
         stats.decision_edges,
@@ -105,8 +111,8 @@ async def test_contexts_of_several_roles_include_timeline_and_summaries(client: 
         stats.events,
         list(stats.roles),
     ) == (1, 1, 1, 1, ["dev", "qa"])
-    assert received.generated_at_ms > 0
-    for wrong, output_text in (
+    assert session.generated_at_ms > 0
+    for invalid_request, message in (
         (pb.RehydrateSessionRequest(case_id="story-2"), "roles is empty"),
         (
             pb.RehydrateSessionRequest(case_id="story-2", roles=["dev"], ttl_seconds=60),
@@ -119,8 +125,8 @@ async def test_contexts_of_several_roles_include_timeline_and_summaries(client: 
             "to 604800",
         ),
     ):
-        with pytest.raises(grpc.aio.AioRpcError, match=output_text):
-            await stub.RehydrateSession(wrong, **CALL_OPTIONS)
+        with pytest.raises(grpc.aio.AioRpcError, match=message):
+            await stub.RehydrateSession(invalid_request, **CALL_OPTIONS)
 
 
 async def test_a_bundle_stays_unchanged_and_private_to_its_caller(graph: CypherGraph) -> None:
@@ -131,32 +137,35 @@ async def test_a_bundle_stays_unchanged_and_private_to_its_caller(graph: CypherG
         query=graph.ask,
         bundles=Bundles(bus.bucket(BUCKET), lambda: now[0]),
     )
-    requested = pb.RehydrateSessionRequest(case_id="story-2", roles=["dev", "qa"])
+    rehydrate_request = pb.RehydrateSessionRequest(case_id="story-2", roles=["dev", "qa"])
     async with serving(MemoryDeliberations(), dependencies) as app:
         stub: Any = pb_grpc.ContextServiceStub(app.channel)
-        kept = await stub.RehydrateSession(
+        bundle = await stub.RehydrateSession(
             pb.RehydrateSessionRequest(
                 case_id="story-2", roles=["QA", "dev"], persist_bundle=True, ttl_seconds=60
             ),
             **CALL_OPTIONS,
         )
-        assert (kept.generated_at_ms, kept.expires_at_ms) == (1_000_000, 1_060_000)
-        later = EventLog("task-c", "story-2", days=2)
+        assert (bundle.generated_at_ms, bundle.expires_at_ms) == (1_000_000, 1_060_000)
+        later_log = EventLog("task-c", "story-2", days=2)
         await graph.project(
-            recorded(
-                [later.of_story(EventType.STORY_COMMENTED, comment="much later", actor="ann")], 200
+            as_recorded(
+                [later_log.of_story(EventType.STORY_COMMENTED, comment="much later", actor="ann")],
+                200,
             )
         )
         now[0] += 59
     async with serving(
         MemoryDeliberations(), dependencies
-    ) as again:  # another server on the same bus
-        stub = pb_grpc.ContextServiceStub(again.channel)
-        assert await stub.RehydrateSession(requested, **CALL_OPTIONS) == kept
-        elsewhere = {**CALL_OPTIONS, "metadata": [("authorization", f"Bearer {OTHER}")]}
-        assert (await stub.RehydrateSession(requested, **elsewhere)).expires_at_ms == 0
+    ) as second_server:  # another server on the same bus
+        stub = pb_grpc.ContextServiceStub(second_server.channel)
+        assert await stub.RehydrateSession(rehydrate_request, **CALL_OPTIONS) == bundle
+        options_of_other = {**CALL_OPTIONS, "metadata": [("authorization", f"Bearer {OTHER}")]}
+        assert (
+            await stub.RehydrateSession(rehydrate_request, **options_of_other)
+        ).expires_at_ms == 0
         now[0] += 2
-        fresh = await stub.RehydrateSession(requested, **CALL_OPTIONS)
+        fresh = await stub.RehydrateSession(rehydrate_request, **CALL_OPTIONS)
         assert (fresh.expires_at_ms, "much later" in fresh.packs["dev"].context) == (0, True)
 
 
@@ -184,50 +193,50 @@ async def test_notes_reach_those_who_may_read_them(graph: CypherGraph) -> None:
             payload='{"text": "for some"}',
         ),
     ]
-    requested = pb.UpdateContextRequest(
+    update_request = pb.UpdateContextRequest(
         story_id=story_id, task_id="task-a", role="DEV", changes=changes, expected_version=0
     )
     async with serving(MemoryDeliberations(), dependencies) as app:
         stub: Any = pb_grpc.ContextServiceStub(app.channel)
 
-        async def pack(role: str, **more: Any) -> Any:
+        async def pack(role: str, **fields: Any) -> Any:
             await graph.project([item async for item in bus.replay()])
             return await stub.GetContext(
-                pb.GetContextRequest(story_id=story_id, role=role, **more), **CALL_OPTIONS
+                pb.GetContextRequest(story_id=story_id, role=role, **fields), **CALL_OPTIONS
             )
 
-        before = await pack("dev")
-        noted = await stub.UpdateContext(requested, **CALL_OPTIONS)
+        context_before = await pack("dev")
+        noted = await stub.UpdateContext(update_request, **CALL_OPTIONS)
         assert (noted.version, list(noted.warnings)) == (
             1,
             ["decision d-1: a secret was taken out"],
         )
         with pytest.raises(grpc.aio.AioRpcError, match="at version 1, and you expected 0") as late:
-            await stub.UpdateContext(requested, **CALL_OPTIONS)
+            await stub.UpdateContext(update_request, **CALL_OPTIONS)
         assert late.value.code() is grpc.StatusCode.ABORTED
-        received = await pack("dev")
-        assert received.version != before.version
+        context_after = await pack("dev")
+        assert context_after.version != context_before.version
         line = (
             'noted by local for dev, on task-a: decision d-1: {"text": "hide [redacted]\\n--- end '
             '---"} | because ann decided it'
         )
-        assert f"decisions, the last first:\n- {line}\n" in received.context
-        assert "comment c-1" in received.context
+        assert f"decisions, the last first:\n- {line}\n" in context_after.context
+        assert "comment c-1" in context_after.context
         assert "comment c-1" not in (await pack("data")).context, (
             "a role without access to comments gets no note on one"
         )
-        gone = pb.UpdateContextRequest(
+        deletion = pb.UpdateContextRequest(
             story_id=story_id,
             role="qa",
             changes=[pb.ContextChange(operation="delete", entity_type="decision", entity_id="d-1")],
             timestamp="2026-01-31T12:00:00Z",
         )
-        assert (await stub.UpdateContext(gone, **CALL_OPTIONS)).version == 2
-        assert (await stub.UpdateContext(gone, **CALL_OPTIONS)).version == 2
+        assert (await stub.UpdateContext(deletion, **CALL_OPTIONS)).version == 2
+        assert (await stub.UpdateContext(deletion, **CALL_OPTIONS)).version == 2
         assert "d-1" not in (await pack("dev")).context
-        elsewhere = {**CALL_OPTIONS, "metadata": [("authorization", f"Bearer {OTHER}")]}
-        for request, given, code in (
-            (gone, elsewhere, grpc.StatusCode.NOT_FOUND),
+        options_of_other = {**CALL_OPTIONS, "metadata": [("authorization", f"Bearer {OTHER}")]}
+        for request, call_options, code in (
+            (deletion, options_of_other, grpc.StatusCode.NOT_FOUND),
             (
                 pb.UpdateContextRequest(story_id=story_id, role="data", changes=changes[1:]),
                 CALL_OPTIONS,
@@ -240,7 +249,7 @@ async def test_notes_reach_those_who_may_read_them(graph: CypherGraph) -> None:
             ),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await stub.UpdateContext(request, **given)
+                await stub.UpdateContext(request, **call_options)
             assert refused.value.code() is code
 
 
@@ -268,14 +277,14 @@ async def test_scopes_are_validated_against_the_tables(client: Any) -> None:
 
 async def test_graph_relationships_are_returned_by_node(client: Any) -> None:
     stub: Any = pb_grpc.ContextServiceStub(client.channel)
-    found = await stub.GetGraphRelationships(
+    relationships = await stub.GetGraphRelationships(
         pb.GetGraphRelationshipsRequest(node_id="task-b", node_type="Task"), **CALL_OPTIONS
     )
-    assert found.success
-    assert json_format.MessageToDict(found.node.properties)["description"] == "add it"
-    assert ("Story", "story-2") in {(node.type, node.id) for node in found.neighbors}
+    assert relationships.success
+    assert json_format.MessageToDict(relationships.node.properties)["description"] == "add it"
+    assert ("Story", "story-2") in {(node.type, node.id) for node in relationships.neighbors}
     assert ("HAS_TASK", "story-2", "task-b") in {
-        (item.type, item.from_id, item.to_id) for item in found.relationships
+        (item.type, item.from_id, item.to_id) for item in relationships.relationships
     }
     none = await stub.GetGraphRelationships(
         pb.GetGraphRelationshipsRequest(node_id="moon", node_type="Task"), **CALL_OPTIONS

@@ -1,4 +1,4 @@
-"""The first steps: what is done of them follows from the stories."""
+"""The first steps: the completed ones follow from the stories."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ def test_a_step_links_to_the_story_that_needs_it() -> None:
 
 
 def test_no_steps_are_shown_once_a_story_was_done() -> None:
-    done = card("story-a", "done")
-    assert first_steps([done]) == ()
-    assert first_steps([replace(done, seq=2), card("story-b", "backlog")]) == ()
+    finished = card("story-a", "done")
+    assert first_steps([finished]) == ()
+    assert first_steps([replace(finished, seq=2), card("story-b", "backlog")]) == ()

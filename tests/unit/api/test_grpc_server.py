@@ -92,8 +92,8 @@ async def test_tls_allows_any_address_and_plain_text_is_refused(
             )
         trusted = grpc.ssl_channel_credentials(files["tls_cert"].read_bytes())
         async with grpc.aio.secure_channel(f"localhost:{app.server.port}", trusted) as channel:
-            requested = pb.DeliberateRequest(task_description="t", role="dev")
-            assert (await Client(channel).SubmitDeliberation(requested)).agent_count == 3
+            deliberate_request = pb.DeliberateRequest(task_description="t", role="dev")
+            assert (await Client(channel).SubmitDeliberation(deliberate_request)).agent_count == 3
 
 
 @pytest.mark.skipif(
@@ -104,9 +104,9 @@ async def test_a_client_that_does_not_trust_the_authority_is_refused(
     deliberations: MemoryDeliberations, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
-    files, others = certificate(tmp_path), certificate(tmp_path / "other")
+    files, foreign_files = certificate(tmp_path), certificate(tmp_path / "other")
     async with serving(deliberations, host=EVERYWHERE, **files) as app:
-        outsider = grpc.ssl_channel_credentials(others["tls_cert"].read_bytes())
+        outsider = grpc.ssl_channel_credentials(foreign_files["tls_cert"].read_bytes())
         async with grpc.aio.secure_channel(f"localhost:{app.server.port}", outsider) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await Client(channel).GetStatus(pb.GetStatusRequest(), timeout=3)
@@ -117,7 +117,7 @@ async def test_a_client_that_does_not_trust_the_authority_is_refused(
         trusted = grpc.ssl_channel_credentials(files["tls_cert"].read_bytes())
         async with grpc.aio.secure_channel(f"localhost:{app.server.port}", trusted) as channel:
             assert (await Client(channel).GetStatus(pb.GetStatusRequest())).status == "healthy"
-            with pytest.raises(grpc.aio.AioRpcError) as caught:  # TLS alone is nobody
+            with pytest.raises(grpc.aio.AioRpcError) as caught:  # TLS alone authenticates nobody
                 await Client(channel, None).GetStatus(pb.GetStatusRequest())
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
@@ -144,10 +144,12 @@ async def test_a_client_without_a_required_certificate_is_refused(
             grpc.StatusCode.UNAVAILABLE,
             grpc.StatusCode.DEADLINE_EXCEEDED,
         }
-        both = grpc.ssl_channel_credentials(
+        client_credentials = grpc.ssl_channel_credentials(
             authority, mine["tls_key"].read_bytes(), mine["tls_cert"].read_bytes()
         )
-        async with grpc.aio.secure_channel(f"localhost:{app.server.port}", both) as channel:
+        async with grpc.aio.secure_channel(
+            f"localhost:{app.server.port}", client_credentials
+        ) as channel:
             assert (await Client(channel).GetStatus(pb.GetStatusRequest())).status == "healthy"
 
 
@@ -218,7 +220,7 @@ async def test_calls_in_flight_may_end_within_the_grace_time(
         call = app.client.Deliberate(
             pb.DeliberateRequest(task_description="t", role="dev", task_id="task-1")
         )
-        answer = group.create_task(_answered(call))
+        answer = group.create_task(_await_call(call))
         await deliberations.submitted.wait()
         group.create_task(_decide_soon(deliberations))
     assert answer.result().status == pb.DELIBERATION_STATUS_CANCELLED
@@ -231,7 +233,7 @@ async def test_a_call_that_waits_too_long_may_be_repeated_and_its_work_goes_on(
         call = app.client.Deliberate(
             pb.DeliberateRequest(task_description="t", role="dev", task_id="task-1")
         )
-        answer = asyncio.ensure_future(_answered(call))
+        answer = asyncio.ensure_future(_await_call(call))
         await deliberations.submitted.wait()
     with pytest.raises(
         grpc.aio.AioRpcError, match="send the request again with the same id"
@@ -258,7 +260,7 @@ async def test_calls_that_arrive_while_a_stopping_server_is_busy_are_answered(
 
 
 class _SlowDeliberations(MemoryDeliberations):
-    """Whose waits are slow to end, as where the bus is."""
+    """Deliberations whose waits end slowly, as over a real bus."""
 
     async def wait(self, task_id: str, principal: Principal) -> Outcome:
         try:
@@ -273,7 +275,7 @@ async def test_a_slow_release_is_reported_too() -> None:
         call = app.client.Deliberate(
             pb.DeliberateRequest(task_description="t", role="dev", task_id="task-1")
         )
-        answer = asyncio.ensure_future(_answered(call))
+        answer = asyncio.ensure_future(_await_call(call))
         await deliberations.submitted.wait()
     with pytest.raises(grpc.aio.AioRpcError, match="send the request again with the same id"):
         await answer
@@ -284,7 +286,7 @@ async def test_a_stopping_server_reports_not_serving_while_it_accepts_calls(
 ) -> None:
     leaving, dependencies = asyncio.Event(), api_dependencies(deliberations)
     async with serving_http(dependencies) as web, asyncio.TaskGroup() as group:
-        assert (await web("GET", "/ready", token=None)).status == 503, "no gRPC yet"
+        assert (await web("GET", "/ready", token=None)).status == 503, "gRPC is not ready yet"
 
         async def serve(ready: asyncio.Future[str]) -> None:
             async with grpc_server(
@@ -302,12 +304,12 @@ async def test_a_stopping_server_reports_not_serving_while_it_accepts_calls(
             health: Any = health_pb2_grpc.HealthStub(channel)
             watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
-            requested = await web("GET", "/ready", token=None)
-            assert (requested.status, requested.json) == (200, {"ready": True})
+            readiness = await web("GET", "/ready", token=None)
+            assert (readiness.status, readiness.json) == (200, {"ready": True})
             leaving.set()
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
-            requested = await web("GET", "/ready", token=None)
-            assert (requested.status, requested.json) == (503, {"ready": False})
+            readiness = await web("GET", "/ready", token=None)
+            assert (readiness.status, readiness.json) == (503, {"ready": False})
             answer = await Client(channel).SubmitDeliberation(
                 pb.DeliberateRequest(task_description="t", role="dev")
             )
@@ -315,7 +317,7 @@ async def test_a_stopping_server_reports_not_serving_while_it_accepts_calls(
             watch.cancel()
 
 
-async def _answered(call: Any) -> Any:
+async def _await_call(call: Any) -> Any:
     return await call
 
 
@@ -353,24 +355,24 @@ async def test_a_reflection_client_lists_and_calls_methods(
     methods = (await buf(app, "--list-methods", "")).split()
     assert f"{SERVICE}/Deliberate" in methods
     assert "grpc.health.v1.Health/Check" in methods
-    requested = json.dumps(
+    request_json = json.dumps(
         {"task_description": "Add hello_world()", "role": "DEV", "rounds": 1, "num_agents": 3}
     )
-    authorised = ("-H", f"authorization: Bearer {TOKEN}", "-d", requested)
+    authorised = ("-H", f"authorization: Bearer {TOKEN}", "-d", request_json)
     answer = json.loads(await buf(app, *authorised, f"/{SERVICE}/SubmitDeliberation"))
     assert answer == {
-        "taskId": deliberations.known()[0],
+        "taskId": deliberations.task_ids()[0],
         "status": "DELIBERATION_STATUS_PENDING",
         "agentCount": 3,
     }
 
 
 def test_generated_code_matches_the_protos_and_is_loaded_under_moothall_pb(tmp_path: Path) -> None:
-    here, root = Path(pb.__file__).parents[2], Path(__file__).parents[3]
+    checked_out, root = Path(pb.__file__).parents[2], Path(__file__).parents[3]
     shutil.copytree(root / "protos", tmp_path / "protos")
-    made = runpy.run_path(str(root / "scripts" / "protoc.py"))["generate"](tmp_path)
-    assert made == tmp_path / "src/moothall/pb"
-    assert sources(made) == sources(here), "run scripts/protoc.py"
+    generated = runpy.run_path(str(root / "scripts" / "protoc.py"))["generate"](tmp_path)
+    assert generated == tmp_path / "src/moothall/pb"
+    assert sources(generated) == sources(checked_out), "run scripts/protoc.py"
     code = (
         "import sys, moothall.pb.orchestrator.v1.orchestrator_pb2; print({'orchestrator', "
         "'moothall.v1'} & {*sys.modules})"

@@ -78,15 +78,15 @@ def test_a_tokens_file_names_principals_and_their_tenants(tmp_path: Path) -> Non
     path = tokens_file(tmp_path, ALICE + BOB)
     alice, bob = Principal("alice", "team-a"), Principal("bob", "team-b")
     expected = {"alices-token-0123456789": alice, "bobs-token-0123456789": bob}
-    everywhere = config.GrpcSettings(host="0.0.0.0", tokens_file=path)  # noqa: S104 - only read here
-    assert read_tokens(everywhere, tmp_path) == expected
+    public_settings = config.GrpcSettings(host="0.0.0.0", tokens_file=path)  # noqa: S104 - only read here
+    assert read_tokens(public_settings, tmp_path) == expected
     assert read_tokens(
         config.GrpcSettings(token=SecretStr("mine"), tokens_file=path), tmp_path
     ) == expected | {"mine": LOCAL}
 
 
 @pytest.mark.parametrize(
-    ("text", "mode", "wanted"),
+    ("text", "mode", "message"),
     [
         (ALICE, 0o644, "chmod 600"),
         ("", 0o600, "principals"),
@@ -100,9 +100,9 @@ def test_a_tokens_file_names_principals_and_their_tenants(tmp_path: Path) -> Non
     ],
 )
 def test_an_invalid_tokens_file_is_reported_without_its_tokens(
-    tmp_path: Path, text: str, mode: int, wanted: str
+    tmp_path: Path, text: str, mode: int, message: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=wanted) as caught:
+    with pytest.raises(ConfigurationError, match=message) as caught:
         read_tokens(config.GrpcSettings(tokens_file=tokens_file(tmp_path, text, mode)), tmp_path)
     assert "alices-token" not in str(caught.value)
 
@@ -112,7 +112,7 @@ def test_an_invalid_tokens_file_is_reported_without_its_tokens(
     [
         (0o600, 1000, 1000, False),
         (0o640, 1000, 1000, True),
-        (0o440, 0, 1000, False),  # a Secret's in a pod that has an fsGroup
+        (0o440, 0, 1000, False),  # the mode of a Secret in a pod with an fsGroup
         (0o444, 0, 1000, True),
         (0o660, 0, 1000, True),
         (0o440, 0, 0, True),

@@ -30,17 +30,19 @@ from support.provider import (
     by_nobody,
     by_somebody,
     by_the_public_key,
-    changed_after,
     honest,
     provider,
+    with_foreign_payload,
 )
 
 ROLES = {"product": ("po",), "operations": ("operator",), "guests": ("reader",)}
 NOW = int(time.time())
 
 
-def settings(issuer: str, **more: Any) -> config.OidcSettings:
-    return config.OidcSettings(**({"issuer": issuer, "audience": AUDIENCE, "roles": ROLES} | more))
+def settings(issuer: str, **overrides: Any) -> config.OidcSettings:
+    return config.OidcSettings(
+        **({"issuer": issuer, "audience": AUDIENCE, "roles": ROLES} | overrides)
+    )
 
 
 class Clock:
@@ -53,7 +55,7 @@ class Clock:
 
 
 @pytest.fixture
-async def there() -> AsyncIterator[Provider]:
+async def identity_provider() -> AsyncIterator[Provider]:
     async with provider() as served:
         yield served
 
@@ -63,16 +65,20 @@ def clock() -> Clock:
     return Clock()
 
 
-def issued(there: Provider, clock: Clock, **more: Any) -> IssuedTokens:
-    return IssuedTokens(Issuer(settings(there.issuer, **more), clock))
+def issued_tokens(identity_provider: Provider, clock: Clock, **overrides: Any) -> IssuedTokens:
+    return IssuedTokens(Issuer(settings(identity_provider.issuer, **overrides), clock))
 
 
 async def test_claims_name_the_caller_its_tenant_and_its_roles(
-    there: Provider, clock: Clock
+    identity_provider: Provider, clock: Clock
 ) -> None:
-    there.claims = {"sub": "ci", "groups": ["product", "operations", "others"], "org": "team-a"}
-    tokens = issued(there, clock, tenant_claim="org")
-    caller = await tokens.find(there.access_token())
+    identity_provider.claims = {
+        "sub": "ci",
+        "groups": ["product", "operations", "others"],
+        "org": "team-a",
+    }
+    tokens = issued_tokens(identity_provider, clock, tenant_claim="org")
+    caller = await tokens.find(identity_provider.access_token())
     assert caller is not None
     assert caller.principal == Principal("ci", "team-a", operator=True, roles=frozenset({"po"}))
     assert await tokens.find("a-token-of-the-settings") is None
@@ -91,18 +97,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("how", REFUSED)
+@pytest.mark.parametrize("case", REFUSED)
 async def test_a_token_not_issued_for_this_server_is_refused_with_the_reason(
-    there: Provider, clock: Clock, how: str
+    identity_provider: Provider, clock: Clock, case: str
 ) -> None:
-    claims, reason = REFUSED[how]
-    tokens = issued(there, clock)
-    token = there.access_token(**claims)
+    claims, reason = REFUSED[case]
+    tokens = issued_tokens(identity_provider, clock)
+    token = identity_provider.access_token(**claims)
     with pytest.raises(Unauthenticated) as refused:
         await tokens.find(token)
     assert reason in refused.value.message
     assert all(part not in refused.value.message for part in token.split("."))
-    assert await tokens.find(there.access_token()) is not None
+    assert await tokens.find(identity_provider.access_token()) is not None
 
 
 FORGED: dict[str, Forge] = {
@@ -110,83 +116,100 @@ FORGED: dict[str, Forge] = {
     "signed with the public key": by_the_public_key,
     "signed by somebody else": by_somebody,
     "with a key of its own": by_a_key_of_its_own,
-    "changed after it was signed": changed_after,
+    "changed after it was signed": with_foreign_payload,
     "no token": lambda *_: "a.b.c",
     "deep": lambda *_: "e" * 90_000 + ".a.b",
 }
 
 
-@pytest.mark.parametrize("how", FORGED)
-async def test_a_forged_token_is_refused(there: Provider, clock: Clock, how: str) -> None:
-    there.forge = FORGED[how]
-    tokens = issued(there, clock)
+@pytest.mark.parametrize("forgery", FORGED)
+async def test_a_forged_token_is_refused(
+    identity_provider: Provider, clock: Clock, forgery: str
+) -> None:
+    identity_provider.forge = FORGED[forgery]
+    tokens = issued_tokens(identity_provider, clock)
     with pytest.raises(Unauthenticated, match="the access token is refused"):
-        await tokens.find(there.access_token())
-    there.forge = honest
-    assert await tokens.find(there.access_token()) is not None
+        await tokens.find(identity_provider.access_token())
+    identity_provider.forge = honest
+    assert await tokens.find(identity_provider.access_token()) is not None
 
 
 async def test_a_new_key_is_fetched_without_a_restart_but_not_for_every_token(
-    there: Provider, clock: Clock
+    identity_provider: Provider, clock: Clock
 ) -> None:
-    there.published = ("one",)
-    tokens = issued(there, clock)
-    old = there.access_token()
+    identity_provider.published = ("one",)
+    tokens = issued_tokens(identity_provider, clock)
+    old = identity_provider.access_token()
     assert await tokens.find(old) is not None
-    there.published, there.kid = ("two",), "two"
+    identity_provider.published, identity_provider.kid = ("two",), "two"
     for _ in range(20):
         with pytest.raises(Unauthenticated, match="has no key 'two'"):
-            await tokens.find(there.access_token())
-    assert there.keys_fetched == 1
+            await tokens.find(identity_provider.access_token())
+    assert identity_provider.keys_fetched == 1
     clock.now = 31
-    assert await tokens.find(there.access_token()) is not None
+    assert await tokens.find(identity_provider.access_token()) is not None
     with pytest.raises(Unauthenticated, match="has no key 'one'"):
         await tokens.find(old)
-    assert there.keys_fetched == 2
+    assert identity_provider.keys_fetched == 2
 
 
 async def test_a_withdrawn_key_is_dropped_after_fifteen_minutes(
-    there: Provider, clock: Clock
+    identity_provider: Provider, clock: Clock
 ) -> None:
-    tokens = issued(there, clock)
-    there.published = ("one",)
-    assert await tokens.find(there.access_token()) is not None
-    there.published = ("two",)
+    tokens = issued_tokens(identity_provider, clock)
+    identity_provider.published = ("one",)
+    assert await tokens.find(identity_provider.access_token()) is not None
+    identity_provider.published = ("two",)
     clock.now = 899
-    assert await tokens.find(there.access_token()) is not None
+    assert await tokens.find(identity_provider.access_token()) is not None
     clock.now = 900
     with pytest.raises(Unauthenticated, match="has no key 'one'"):
-        await tokens.find(there.access_token())
+        await tokens.find(identity_provider.access_token())
 
 
 async def test_known_keys_survive_a_failed_fetch_and_unknown_ones_are_retried(
-    there: Provider, clock: Clock
+    identity_provider: Provider, clock: Clock
 ) -> None:
-    there.published = ("one",)
-    tokens = issued(there, clock)
-    assert await tokens.find(there.access_token()) is not None
-    there.keys_status, clock.now = 500, 1000.0
-    assert await tokens.find(there.access_token()) is not None
-    there.kid = "two"
+    identity_provider.published = ("one",)
+    tokens = issued_tokens(identity_provider, clock)
+    assert await tokens.find(identity_provider.access_token()) is not None
+    identity_provider.keys_status, clock.now = 500, 1000.0
+    assert await tokens.find(identity_provider.access_token()) is not None
+    identity_provider.kid = "two"
     with pytest.raises(Temporary, match="the access token cannot be verified: the keys of 127"):
-        await tokens.find(there.access_token())
-    there.keys_status, there.published, clock.now = 200, ("one", "two"), 1031.0
-    assert await tokens.find(there.access_token()) is not None
+        await tokens.find(identity_provider.access_token())
+    identity_provider.keys_status, identity_provider.published, clock.now = (
+        200,
+        ("one", "two"),
+        1031.0,
+    )
+    assert await tokens.find(identity_provider.access_token()) is not None
 
 
-async def test_a_session_ends_when_its_token_expires(there: Provider, clock: Clock) -> None:
+async def test_a_session_ends_when_its_token_expires(
+    identity_provider: Provider, clock: Clock
+) -> None:
     wall_time = [float(NOW)]
-    tokens = IssuedTokens(Issuer(settings(there.issuer), clock), lambda: wall_time[0])
-    caller = await tokens.find(there.access_token(exp=NOW + 3600))
+    tokens = IssuedTokens(Issuer(settings(identity_provider.issuer), clock), lambda: wall_time[0])
+    caller = await tokens.find(identity_provider.access_token(exp=NOW + 3600))
     assert caller is not None
     assert caller.is_valid()
     wall_time[0] += 3661  # a minute of tolerance, as in the check of the token
     assert not caller.is_valid()
 
 
-async def test_an_issuer_needs_no_sign_in_endpoints(there: Provider, clock: Clock) -> None:
-    there.about = {"authorization_endpoint": "", "token_endpoint": "", "end_session_endpoint": ""}
-    assert await issued(there, clock).find(there.access_token()) is not None
+async def test_an_issuer_needs_no_sign_in_endpoints(
+    identity_provider: Provider, clock: Clock
+) -> None:
+    identity_provider.about = {
+        "authorization_endpoint": "",
+        "token_endpoint": "",
+        "end_session_endpoint": "",
+    }
+    assert (
+        await issued_tokens(identity_provider, clock).find(identity_provider.access_token())
+        is not None
+    )
 
 
 async def test_an_unreachable_issuer_is_a_temporary_error() -> None:
@@ -196,10 +219,10 @@ async def test_an_unreachable_issuer_is_a_temporary_error() -> None:
         await tokens.find(token)
 
 
-async def test_a_different_issuer_at_the_address_is_an_error(there: Provider) -> None:
-    there.about = {"issuer": "https://id.example.org"}
+async def test_a_different_issuer_at_the_address_is_an_error(identity_provider: Provider) -> None:
+    identity_provider.about = {"issuer": "https://id.example.org"}
     with pytest.raises(ConfigurationError, match="must be exactly the configured issuer"):
-        await Issuer(settings(there.issuer)).check()
+        await Issuer(settings(identity_provider.issuer)).check()
 
 
 @pytest.mark.parametrize(
@@ -216,8 +239,8 @@ def test_incomplete_settings_are_errors(values: dict[str, Any], message: str) ->
 
 
 @asynccontextmanager
-async def servers(there: Provider) -> AsyncIterator[tuple[grpc.aio.Channel, str]]:
-    bearers = BearerTokens({}, [IssuedTokens(Issuer(settings(there.issuer)))])
+async def servers(identity_provider: Provider) -> AsyncIterator[tuple[grpc.aio.Channel, str]]:
+    bearers = BearerTokens({}, [IssuedTokens(Issuer(settings(identity_provider.issuer)))])
     dependencies = api_dependencies(MemoryDeliberations())
     async with (
         grpc_server(
@@ -232,16 +255,16 @@ async def servers(there: Provider) -> AsyncIterator[tuple[grpc.aio.Channel, str]
 
 
 async def test_grpc_and_http_accept_a_valid_token_and_give_the_reason_for_a_refusal(
-    there: Provider,
+    identity_provider: Provider,
 ) -> None:
-    async with servers(there) as (channel, url), aiohttp.ClientSession() as http:
-        await Client(channel, there.access_token()).GetStatus(pb.GetStatusRequest())
-        late = there.access_token(exp=NOW - 3600)
+    async with servers(identity_provider) as (channel, url), aiohttp.ClientSession() as http:
+        await Client(channel, identity_provider.access_token()).GetStatus(pb.GetStatusRequest())
+        late = identity_provider.access_token(exp=NOW - 3600)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await Client(channel, late).GetStatus(pb.GetStatusRequest())
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert refused.value.details() == "the access token is refused: Signature has expired"
-        for token, status in ((there.access_token(), 200), (late, 401)):
+        for token, status in ((identity_provider.access_token(), 200), (late, 401)):
             headers = {"Authorization": f"Bearer {token}"}
             async with http.get(f"{url}/api/v1/stories", headers=headers) as answer:
                 assert answer.status == status

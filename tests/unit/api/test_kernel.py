@@ -44,29 +44,31 @@ class Kernel:
 
 
 @pytest.fixture
-async def behind(
+async def backend(
     tmp_path: Path, deliberations: MemoryDeliberations
 ) -> AsyncIterator[SessionsFixture]:
-    async with open_session_manager(tmp_path, max_open=2) as found:
-        found.session_manager.await_calls(of_tasks(deliberations))
-        yield found
+    async with open_session_manager(tmp_path, max_open=2) as fixture:
+        fixture.session_manager.await_calls(of_tasks(deliberations))
+        yield fixture
 
 
 @pytest.fixture
 async def kernel(
-    deliberations: MemoryDeliberations, behind: SessionsFixture
+    deliberations: MemoryDeliberations, backend: SessionsFixture
 ) -> AsyncIterator[Kernel]:
     async with serving(
         deliberations,
-        with_parts(api_dependencies(deliberations), sessions=behind.session_manager),
+        with_parts(api_dependencies(deliberations), sessions=backend.session_manager),
     ) as app:
         yield Kernel(app.channel)
 
 
-async def created(kernel: Kernel, **more: Any) -> pb.CreateTaskResponse:
-    requested = {"prompt": "What does greet do?", "workspace": "sample", **more}
-    found: pb.CreateTaskResponse = await kernel.CreateTask(pb.CreateTaskRequest(**requested))
-    return found
+async def create_task(kernel: Kernel, **fields: Any) -> pb.CreateTaskResponse:
+    request_fields = {"prompt": "What does greet do?", "workspace": "sample", **fields}
+    response: pb.CreateTaskResponse = await kernel.CreateTask(
+        pb.CreateTaskRequest(**request_fields)
+    )
+    return response
 
 
 def execution(
@@ -85,7 +87,7 @@ def execution(
     return request
 
 
-async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
+async def refusal_of(call: Any) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return caught.value.code(), str(caught.value.details())
@@ -94,7 +96,7 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
 async def test_a_task_is_a_deliberation_of_one_seat(
     deliberations: MemoryDeliberations, kernel: Kernel
 ) -> None:
-    task = await created(
+    task = await create_task(
         kernel, agent="QA", budget=common_pb2.Budget(tokens=1000), task_id="mine", ref="main"
     )
     request = deliberations.request("mine")
@@ -105,20 +107,20 @@ async def test_a_task_is_a_deliberation_of_one_seat(
         1000,
     )
     assert request.repository == RepositoryRef(id="sample", ref="main")
-    again = await created(
+    qa_task = await create_task(
         kernel, agent="QA", budget=common_pb2.Budget(tokens=1000), task_id="mine", ref="main"
     )
-    assert again.task_id == task.task_id == "mine"
-    assert again.capability_token != ""
-    code, _ = await refused(
+    assert qa_task.task_id == task.task_id == "mine"
+    assert qa_task.capability_token != ""
+    code, _ = await refusal_of(
         kernel.CreateTask(pb.CreateTaskRequest(prompt="another", task_id="mine"))
     )
     assert code is grpc.StatusCode.ALREADY_EXISTS
-    await created(kernel, workspace="https://example.test/x.git", task_id="by-url")
+    await create_task(kernel, workspace="https://example.test/x.git", task_id="by-url")
     assert deliberations.request("by-url").repository == RepositoryRef(
         url="https://example.test/x.git"
     )
-    text = await created(kernel, workspace="", task_id="text")
+    text = await create_task(kernel, workspace="", task_id="text")
     assert (
         deliberations.request("text").repository,
         deliberations.request("text").role,
@@ -133,15 +135,15 @@ async def test_a_task_is_a_deliberation_of_one_seat(
 async def test_events_are_streamed_in_order_and_a_reconnecting_client_misses_none(
     deliberations: MemoryDeliberations, kernel: Kernel
 ) -> None:
-    task = await created(kernel)
+    task = await create_task(kernel)
     first = kernel.StreamTaskEvents(pb.StreamTaskEventsRequest(task_id=task.task_id))
-    begun = await first.read()
-    assert (begun.type, begun.seq) == ("moothall.deliberation.requested", 1)
-    assert json_format.MessageToDict(begun.payload)["description"] == "What does greet do?"
+    request_event = await first.read()
+    assert (request_event.type, request_event.seq) == ("moothall.deliberation.requested", 1)
+    assert json_format.MessageToDict(request_event.payload)["description"] == "What does greet do?"
     await deliberations.record(
         task.task_id, EventType.SEAT_TURN, {"task_id": task.task_id, "turn": 1, "thought": "look"}
     )
-    seen = await first.read()
+    first_event = await first.read()
     first.cancel()
     await deliberations.record(
         task.task_id, EventType.SEAT_TURN, {"task_id": task.task_id, "turn": 2}
@@ -152,39 +154,41 @@ async def test_events_are_streamed_in_order_and_a_reconnecting_client_misses_non
     rest = [
         event
         async for event in kernel.StreamTaskEvents(
-            pb.StreamTaskEventsRequest(task_id=task.task_id, after_seq=seen.seq)
+            pb.StreamTaskEventsRequest(task_id=task.task_id, after_seq=first_event.seq)
         )
     ]
     assert [event.seq for event in rest] == [3, 4]
     assert rest[-1].type == "moothall.deliberation.decided"
-    whole = [
+    sequence_numbers = [
         event.seq
         async for event in kernel.StreamTaskEvents(pb.StreamTaskEventsRequest(task_id=task.task_id))
     ]
-    assert whole == [1, 2, 3, 4]
+    assert sequence_numbers == [1, 2, 3, 4]
     theirs = kernel.StreamTaskEvents(pb.StreamTaskEventsRequest(task_id=task.task_id), OTHER)
-    assert (await refused(theirs.read()))[0] is grpc.StatusCode.NOT_FOUND
-    wrong = kernel.StreamTaskEvents(pb.StreamTaskEventsRequest(task_id=task.task_id, after_seq=-1))
-    assert (await refused(wrong.read()))[0] is grpc.StatusCode.INVALID_ARGUMENT
+    assert (await refusal_of(theirs.read()))[0] is grpc.StatusCode.NOT_FOUND
+    invalid_stream = kernel.StreamTaskEvents(
+        pb.StreamTaskEventsRequest(task_id=task.task_id, after_seq=-1)
+    )
+    assert (await refusal_of(invalid_stream.read()))[0] is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_tool_runs_once_per_execution_id_in_the_workspace_of_its_task(
-    kernel: Kernel, behind: SessionsFixture
+    kernel: Kernel, backend: SessionsFixture
 ) -> None:
-    task = await created(kernel)
-    assert behind.fake_workspaces.fake_workspaces == {}  # opened when it is called
+    task = await create_task(kernel)
+    assert backend.fake_workspaces.fake_workspaces == {}  # opened when it is called
     answers = await asyncio.gather(
         *(kernel.ExecuteTool(execution(task, f"e-{number}")) for number in (1, 2, 3))
     )
     assert [answer.status for answer in answers] == ["success"] * 3
     assert json_format.MessageToDict(answers[0].output)["lines"] == 3
-    fake_workspace = behind.fake_workspaces.fake_workspaces[task.task_id]
-    assert len(behind.repository.requested) == 1  # three at once opened one
-    assert behind.repository.requested[0] == RepositoryRef(id="sample", ref=SHA)
-    again = await kernel.ExecuteTool(execution(task, "e-1"))
-    assert again == answers[0]
+    fake_workspace = backend.fake_workspaces.fake_workspaces[task.task_id]
+    assert len(backend.repository.requested_refs) == 1  # three at once opened one
+    assert backend.repository.requested_refs[0] == RepositoryRef(id="sample", ref=SHA)
+    repeated_answer = await kernel.ExecuteTool(execution(task, "e-1"))
+    assert repeated_answer == answers[0]
     assert len(fake_workspace.calls) == 3
-    assert (await refused(kernel.ExecuteTool(execution(task, "e-1", path="b.py"))))[
+    assert (await refusal_of(kernel.ExecuteTool(execution(task, "e-1", path="b.py"))))[
         0
     ] is grpc.StatusCode.ALREADY_EXISTS
     blocked = await kernel.ExecuteTool(execution(task, "e-4", "git.push", branch="main"))
@@ -192,7 +196,7 @@ async def test_a_tool_runs_once_per_execution_id_in_the_workspace_of_its_task(
 
 
 async def test_an_additional_port_serves_the_same_services(
-    deliberations: MemoryDeliberations, behind: SessionsFixture
+    deliberations: MemoryDeliberations, backend: SessionsFixture
 ) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -200,87 +204,92 @@ async def test_an_additional_port_serves_the_same_services(
     async with (
         serving(
             deliberations,
-            with_parts(api_dependencies(deliberations), sessions=behind.session_manager),
+            with_parts(api_dependencies(deliberations), sessions=backend.session_manager),
             more_ports=(port,),
         ),
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
-        assert (await created(Kernel(channel), task_id="elsewhere")).task_id == "elsewhere"
+        assert (await create_task(Kernel(channel), task_id="elsewhere")).task_id == "elsewhere"
 
 
 async def test_a_capability_token_is_bound_to_its_task_and_caller(kernel: Kernel) -> None:
-    task, other = await created(kernel), await created(kernel)
-    crossed = pb.CreateTaskResponse(task_id=other.task_id, capability_token=task.capability_token)
-    text = await created(kernel, workspace="")
+    task, other_task = await create_task(kernel), await create_task(kernel)
+    crossed = pb.CreateTaskResponse(
+        task_id=other_task.task_id, capability_token=task.capability_token
+    )
+    text = await create_task(kernel, workspace="")
     for request, token in (
         (execution(crossed), TOKEN),
         (execution(task), OTHER),
         (execution(pb.CreateTaskResponse(task_id=task.task_id)), TOKEN),
         (execution(text), TOKEN),
     ):
-        assert (await refused(kernel.ExecuteTool(request, token)))[
+        assert (await refusal_of(kernel.ExecuteTool(request, token)))[
             0
         ] is grpc.StatusCode.PERMISSION_DENIED
-    assert "execution_id" in (await refused(kernel.ExecuteTool(execution(task, ""))))[1]
-    assert (await refused(kernel.ExecuteTool(execution(task), "nobody")))[
+    assert "execution_id" in (await refusal_of(kernel.ExecuteTool(execution(task, ""))))[1]
+    assert (await refusal_of(kernel.ExecuteTool(execution(task), "nobody")))[
         0
     ] is grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_an_error_at_the_opening_is_reported_and_harmless(
-    kernel: Kernel, behind: SessionsFixture
+    kernel: Kernel, backend: SessionsFixture
 ) -> None:
-    missing = await created(kernel, workspace="nowhere")
+    missing = await create_task(kernel, workspace="nowhere")
     for _ in range(2):
-        code, output_text = await refused(kernel.ExecuteTool(execution(missing)))
-        assert (code, output_text) == (grpc.StatusCode.NOT_FOUND, "no repository 'nowhere'")
+        code, message = await refusal_of(kernel.ExecuteTool(execution(missing)))
+        assert (code, message) == (grpc.StatusCode.NOT_FOUND, "no repository 'nowhere'")
     for _ in range(2):
-        assert (await kernel.ExecuteTool(execution(await created(kernel)))).status == "success"
-    assert (await refused(kernel.ExecuteTool(execution(await created(kernel)))))[
+        assert (await kernel.ExecuteTool(execution(await create_task(kernel)))).status == "success"
+    assert (await refusal_of(kernel.ExecuteTool(execution(await create_task(kernel)))))[
         0
     ] is grpc.StatusCode.RESOURCE_EXHAUSTED
-    unknown = behind.session_manager.token(LOCAL, "task-unknown", "dev", 60)
-    gone = pb.CreateTaskResponse(task_id="task-unknown", capability_token=unknown)
-    assert "there is no open workspace" in (await refused(kernel.ExecuteTool(execution(gone))))[1]
+    unknown = backend.session_manager.token(LOCAL, "task-unknown", "dev", 60)
+    unknown_task = pb.CreateTaskResponse(task_id="task-unknown", capability_token=unknown)
+    assert (
+        "there is no open workspace"
+        in (await refusal_of(kernel.ExecuteTool(execution(unknown_task))))[1]
+    )
 
 
 async def test_cancelling_closes_the_workspace_permanently(
-    deliberations: MemoryDeliberations, kernel: Kernel, behind: SessionsFixture
+    deliberations: MemoryDeliberations, kernel: Kernel, backend: SessionsFixture
 ) -> None:
-    task = await created(kernel)
+    task = await create_task(kernel)
     await kernel.ExecuteTool(execution(task))
-    output_text = await kernel.CancelTask(
+    response = await kernel.CancelTask(
         pb.CancelTaskRequest(task_id=task.task_id, reason="changed my mind")
     )
-    assert output_text.status == "CANCELLED"
+    assert response.status == "CANCELLED"
     assert deliberations.cancelled == {task.task_id: "changed my mind"}
-    assert behind.fake_workspaces.closed == [task.task_id]
-    code, words = await refused(kernel.ExecuteTool(execution(task, "e-2")))
+    assert backend.fake_workspaces.closed == [task.task_id]
+    code, words = await refusal_of(kernel.ExecuteTool(execution(task, "e-2")))
     assert (code, "was cancelled" in words) == (grpc.StatusCode.PERMISSION_DENIED, True)
     assert (
         await kernel.CancelTask(pb.CancelTaskRequest(task_id=task.task_id))
     ).status == "CANCELLED"
-    assert (await refused(kernel.CancelTask(pb.CancelTaskRequest(task_id=task.task_id), OTHER)))[
+    assert (await refusal_of(kernel.CancelTask(pb.CancelTaskRequest(task_id=task.task_id), OTHER)))[
         0
     ] is grpc.StatusCode.NOT_FOUND
 
 
 async def test_tasks_of_two_tenants_with_the_same_id_have_separate_workspaces(
-    kernel: Kernel, behind: SessionsFixture
+    kernel: Kernel, backend: SessionsFixture
 ) -> None:
-    requested = pb.CreateTaskRequest(
+    create_request = pb.CreateTaskRequest(
         prompt="What does greet do?", workspace="sample", task_id="same"
     )
-    ours = await kernel.CreateTask(requested)
-    assert (await refused(kernel.ExecuteTool(execution(ours), OTHER)))[
+    ours = await kernel.CreateTask(create_request)
+    assert (await refusal_of(kernel.ExecuteTool(execution(ours), OTHER)))[
         0
     ] is grpc.StatusCode.PERMISSION_DENIED
     unknown = pb.CancelTaskRequest(task_id="same")
-    assert await refused(kernel.CancelTask(unknown, OTHER)) == (
+    assert await refusal_of(kernel.CancelTask(unknown, OTHER)) == (
         grpc.StatusCode.NOT_FOUND,
         "no deliberation 'same'",
     )
-    theirs = await kernel.CreateTask(requested, OTHER)
+    theirs = await kernel.CreateTask(create_request, OTHER)
     assert ours.task_id == theirs.task_id == "same"
     answers = [
         await kernel.ExecuteTool(execution(ours)),
@@ -289,15 +298,15 @@ async def test_tasks_of_two_tenants_with_the_same_id_have_separate_workspaces(
     assert [answer.status for answer in answers] == ["success"] * 2
     assert {
         name: len(fake_workspace.calls)
-        for name, fake_workspace in behind.fake_workspaces.fake_workspaces.items()
+        for name, fake_workspace in backend.fake_workspaces.fake_workspaces.items()
     } == {
         "same": 1,
         "elsewhere_same": 1,
     }
     crossed = pb.CreateTaskResponse(task_id="same", capability_token=ours.capability_token)
-    assert (await refused(kernel.ExecuteTool(execution(crossed, "e-2"), OTHER)))[
+    assert (await refusal_of(kernel.ExecuteTool(execution(crossed, "e-2"), OTHER)))[
         0
     ] is grpc.StatusCode.PERMISSION_DENIED
     await kernel.CancelTask(unknown, OTHER)
-    assert behind.fake_workspaces.closed == ["elsewhere_same"]
+    assert backend.fake_workspaces.closed == ["elsewhere_same"]
     assert (await kernel.ExecuteTool(execution(ours, "e-3"))).status == "success"

@@ -1,4 +1,4 @@
-"""`/openapi.json`: what it says of `/api/v1` is what is served."""
+"""`/openapi.json` describes `/api/v1` as it is served."""
 
 from __future__ import annotations
 
@@ -28,70 +28,68 @@ STORY = {
 
 @pytest.fixture
 async def web(deliberations: MemoryDeliberations) -> AsyncIterator[Web]:
-    async with serving_http(api_dependencies(deliberations)) as found:
-        yield found
+    async with serving_http(api_dependencies(deliberations)) as server:
+        yield server
 
 
 @pytest.fixture
-async def received(web: Web) -> dict[str, Any]:
+async def openapi(web: Web) -> dict[str, Any]:
     answer = await web("GET", "/openapi.json", token=None)
     assert answer.status == 200
-    found: dict[str, Any] = answer.json
-    return found
+    document: dict[str, Any] = answer.json
+    return document
 
 
-def check(received: dict[str, Any], schema: dict[str, Any], value: object) -> None:
-    """Raise `ValidationError` where a value is not what a schema of the document says."""
-    whole = {**schema, "components": received["components"]}
-    Draft202012Validator(whole).validate(value)
+def check(openapi: dict[str, Any], schema: dict[str, Any], value: object) -> None:
+    """Raise `ValidationError` if a value violates a schema of the document."""
+    complete_schema = {**schema, "components": openapi["components"]}
+    Draft202012Validator(complete_schema).validate(value)
 
 
 async def test_every_operation_of_the_api_is_described(
-    received: dict[str, Any], deliberations: MemoryDeliberations
+    openapi: dict[str, Any], deliberations: MemoryDeliberations
 ) -> None:
-    assert received["openapi"] == "3.1.0"
+    assert openapi["openapi"] == "3.1.0"
     served = {
         (operation.path, operation.method.lower())
         for operation in story_operations(api_dependencies(deliberations))
     }
-    described = {
-        (path, method) for path, methods in received["paths"].items() for method in methods
-    }
+    described = {(path, method) for path, methods in openapi["paths"].items() for method in methods}
     assert described == served
     assert all(
         operation["summary"]
-        for methods in received["paths"].values()
+        for methods in openapi["paths"].values()
         for operation in methods.values()
     )
     named = [
         operation["operationId"]
-        for methods in received["paths"].values()
+        for methods in openapi["paths"].values()
         for operation in methods.values()
     ]
     assert len(set(named)) == len(named)
 
 
 async def test_responses_match_the_openapi_schemas(
-    web: Web, received: dict[str, Any], deliberations: MemoryDeliberations
+    web: Web, openapi: dict[str, Any], deliberations: MemoryDeliberations
 ) -> None:
     async def ask(method: str, path: str, at: str, body: Any = None) -> Any:
-        operation = received["paths"][path][method.lower()]
+        operation = openapi["paths"][path][method.lower()]
         if body is not None:
-            check(received, operation["requestBody"]["content"]["application/json"]["schema"], body)
+            check(openapi, operation["requestBody"]["content"]["application/json"]["schema"], body)
         answer = await web(method, at, body)
         response = operation["responses"][str(answer.status)]
         if "content" in response:
-            check(received, response["content"]["application/json"]["schema"], answer.json)
+            check(openapi, response["content"]["application/json"]["schema"], answer.json)
         return answer.json
 
-    one = "/api/v1/stories/{id}"
-    made = await ask("POST", "/api/v1/stories", "/api/v1/stories", STORY)
-    at = f"/api/v1/stories/{made['story_id']}"
-    await ask("POST", f"{one}/comments", f"{at}/comments", {"comment": "soon"})
-    await ask("POST", f"{one}/transitions", f"{at}/transitions", {"event": "refine"})
+    story_path = "/api/v1/stories/{id}"
+    story = await ask("POST", "/api/v1/stories", "/api/v1/stories", STORY)
+    at = f"/api/v1/stories/{story['story_id']}"
+    await ask("POST", f"{story_path}/comments", f"{at}/comments", {"comment": "soon"})
+    await ask("POST", f"{story_path}/transitions", f"{at}/transitions", {"event": "refine"})
     await ask("GET", "/api/v1/stories", "/api/v1/stories")
-    await ask("GET", f"{one}/plan", f"{at}/plan")
-    assert (await ask("GET", one, at))["moves"]
+    await ask("GET", f"{story_path}/plan", f"{at}/plan")
+    assert (await ask("GET", story_path, at))["moves"]
     draft = {"title": "Export", "description": "it", "ac": []}
     assert (await ask("POST", "/api/v1/coach/score", "/api/v1/coach/score", draft))["findings"]
     await deliberations.submit(DeliberationRequest("do it", "dev", task_id="task-1"), LOCAL)
@@ -118,17 +116,17 @@ async def test_responses_match_the_openapi_schemas(
     ],
 )
 async def test_errors_match_the_problem_schema(
-    web: Web, received: dict[str, Any], method: str, path: str, body: Any
+    web: Web, openapi: dict[str, Any], method: str, path: str, body: Any
 ) -> None:
     answer = await web(method, path, body)
     assert 400 <= answer.status < 500
-    check(received, {"$ref": "#/components/schemas/Problem"}, answer.json)
+    check(openapi, {"$ref": "#/components/schemas/Problem"}, answer.json)
 
 
 @pytest.mark.e2e
 async def test_schemathesis_finds_no_undocumented_behaviour(web: Web, tmp_path: Path) -> None:
-    """Schemathesis makes requests of it, right and wrong ones, and chains of them. What rules of
-    ours refuse (a story without a title) it cannot know.
+    """Schemathesis generates valid and invalid requests and chains of them. It does not know rules
+    beyond the schema, such as that a story needs a title.
     """
     process = await asyncio.create_subprocess_exec(
         str(Path(sys.executable).with_name("st")),
@@ -137,7 +135,7 @@ async def test_schemathesis_finds_no_undocumented_behaviour(web: Web, tmp_path: 
         "--header",
         f"Authorization: Bearer {TOKEN}",
         "--exclude-path",
-        "/api/v1/events",  # which never ends
+        "/api/v1/events",  # a stream that never ends
         "--max-examples",
         "20",
         "--generation-deterministic",

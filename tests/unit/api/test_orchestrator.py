@@ -24,7 +24,7 @@ ASK = pb.DeliberateRequest(task_description="Add hello_world()", role="DEV", tas
 FIND = pb.GetDeliberationResultRequest(task_id="task-1")
 
 
-def ended(
+def ended_outcome(
     status: DeliberationStatus = DeliberationStatus.COMPLETED, winner: str = "agent-dev-001"
 ) -> Outcome:
     return Outcome(
@@ -61,13 +61,13 @@ async def test_a_waiting_client_gets_the_outcome(
 ) -> None:
     async with asyncio.TaskGroup() as group:
         call = group.create_task(
-            _waited(
+            _deliberate(
                 client,
                 pb.DeliberateRequest(task_description="t", role="dev", rounds=1, num_agents=3),
             )
         )
         await deliberations.submitted.wait()
-        (task_id,) = deliberations.known()
+        (task_id,) = deliberations.task_ids()
         await deliberations.decide(
             Outcome(task_id, DeliberationStatus.COMPLETED, winner_id="agent-dev-002")
         )
@@ -78,7 +78,7 @@ async def test_a_waiting_client_gets_the_outcome(
     assert deliberations.request(task_id).rounds == 1
 
 
-async def _waited(client: Client, request: pb.DeliberateRequest) -> pb.DeliberateResponse:
+async def _deliberate(client: Client, request: pb.DeliberateRequest) -> pb.DeliberateResponse:
     answer: pb.DeliberateResponse = await client.Deliberate(request)
     return answer
 
@@ -93,9 +93,9 @@ async def test_submit_returns_immediately_and_the_result_can_be_polled(
         3,
     )
     assert (await client.GetDeliberationResult(FIND)).status == pb.DELIBERATION_STATUS_PENDING
-    await deliberations.decide(ended())
-    found = await client.GetDeliberationResult(FIND)
-    assert (found.status, found.winner_id, found.duration_ms) == (
+    await deliberations.decide(ended_outcome())
+    result = await client.GetDeliberationResult(FIND)
+    assert (result.status, result.winner_id, result.duration_ms) == (
         pb.DELIBERATION_STATUS_COMPLETED,
         "agent-dev-001",
         5,
@@ -122,7 +122,7 @@ async def test_a_stream_sends_every_event_and_ends_with_the_decision(
     await deliberations.record(
         "task-1", EventType.SEAT_PROPOSED, {"seat": "agent-dev-001", "proposal": dump(proposal)}
     )
-    await deliberations.decide(ended())
+    await deliberations.decide(ended_outcome())
     rest = [update async for update in updates]
     assert [update.status for update in rest] == ["IN_PROGRESS", "IN_PROGRESS", "COMPLETED"]
     assert [update.current_agent for update in rest] == ["agent-dev-001", "agent-dev-001", ""]
@@ -145,15 +145,15 @@ async def test_a_reconnecting_watcher_misses_nothing_and_gets_no_duplicates(
             {"seat": "agent-dev-001", "turn": turn + 1, "operations": []},
         )
     call = client.WatchDeliberation(pb.WatchDeliberationRequest(task_id="task-1"))
-    seen = await take(call.__aiter__(), 3)
+    first_updates = await take(call.__aiter__(), 3)
     call.cancel()
-    await deliberations.decide(ended())
-    again = client.WatchDeliberation(
-        pb.WatchDeliberationRequest(task_id="task-1", after_seq=seen[-1].seq)
+    await deliberations.decide(ended_outcome())
+    second_call = client.WatchDeliberation(
+        pb.WatchDeliberationRequest(task_id="task-1", after_seq=first_updates[-1].seq)
     )
-    rest = [update async for update in again]
-    assert [update.seq for update in [*seen, *rest]] == list(range(1, 8))
-    assert rest[0].progress_percent >= seen[-1].progress_percent
+    rest = [update async for update in second_call]
+    assert [update.seq for update in [*first_updates, *rest]] == list(range(1, 8))
+    assert rest[0].progress_percent >= first_updates[-1].progress_percent
 
 
 async def test_cancelling_stops_the_deliberation(
@@ -210,7 +210,7 @@ async def test_a_caller_that_cancels_during_submission_leaves_nothing_running(
     call = client.Deliberate(ASK)
     await until(lambda: deliberations.waiting)
     call.cancel()
-    await until(lambda: deliberations.waiting == 2)  # asked again whether it is there
+    await until(lambda: deliberations.waiting == 2)  # poll for the result
     deliberations.open_gate.set()
     await until(lambda: deliberations.cancelled)
 
@@ -281,11 +281,11 @@ async def test_every_error_reaches_the_caller_with_its_code(
 ) -> None:
     deliberations.failure = planted
     call = getattr(client, rpc)(ASK)
-    found, info, output_text = await refusal(
+    status_code, info, details = await refusal(
         call if rpc != "StreamDeliberation" else call.__aiter__().__anext__()
     )
-    assert ((found, info.reason), info.domain, output_text[0]) == (expected, "moothall", "no")
-    assert any("RetryInfo" in line for line in output_text) == isinstance(planted, errors.Temporary)
+    assert ((status_code, info.reason), info.domain, details[0]) == (expected, "moothall", "no")
+    assert any("RetryInfo" in line for line in details) == isinstance(planted, errors.Temporary)
 
 
 @pytest.mark.parametrize("rpc", ["Deliberate", "StreamDeliberation"])
@@ -294,11 +294,11 @@ async def test_the_text_of_a_bug_is_not_disclosed(
 ) -> None:
     deliberations.failure = ValueError("the password is hunter2")
     call = getattr(client, rpc)(ASK)
-    code, info, output_text = await refusal(
+    code, info, details = await refusal(
         call if rpc == "Deliberate" else call.__aiter__().__anext__()
     )
     assert (code, info.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
-    assert "hunter2" not in str(output_text)
+    assert "hunter2" not in str(details)
     printed = capsys.readouterr()
     assert "hunter2" in printed.out + printed.err
 
@@ -325,10 +325,10 @@ async def test_a_negative_sequence_number_is_refused(client: Client) -> None:
 
 
 async def test_ten_thousand_agents_are_refused_by_the_service(client: Client) -> None:
-    requested = pb.DeliberateRequest(task_description="t", role="dev", num_agents=10_000)
-    code, _, output_text = await refusal(client.Deliberate(requested))
+    deliberate_request = pb.DeliberateRequest(task_description="t", role="dev", num_agents=10_000)
+    code, _, details = await refusal(client.Deliberate(deliberate_request))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "10000" in output_text[0]
+    assert "10000" in details[0]
 
 
 async def test_an_oversized_message_is_refused(client: Client) -> None:
@@ -350,9 +350,9 @@ async def test_bytes_that_are_not_a_message_are_refused(client: Client, app: Ser
             app.channel.unary_stream(method) if streaming else app.channel.unary_unary(method)
         )
         call = open_call(b"\xff\xff\xff", metadata=client.metadata, timeout=20)
-        code, info, output_text = await refusal(call.__aiter__().__anext__() if streaming else call)
+        code, info, details = await refusal(call.__aiter__().__anext__() if streaming else call)
         assert (code, info.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST")
-        assert "not a message of its type" in output_text[0]
+        assert "not a message of its type" in details[0]
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ async def test_a_call_without_a_valid_token_is_refused(
         call if rpc == "SubmitDeliberation" else call.__aiter__().__anext__()
     )
     assert (code, info.reason) == (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED")
-    assert deliberations.known() == []
+    assert deliberations.task_ids() == []
 
 
 async def test_the_authorization_scheme_is_case_insensitive(client: Client) -> None:
@@ -404,15 +404,18 @@ async def test_concurrent_calls_keep_their_own_principals(
     mine, hers = Client(app.channel), Client(app.channel, OTHER)
     async with asyncio.TaskGroup() as group:
         for n in range(40):
-            requested = pb.DeliberateRequest(task_description="t", role="dev", task_id=f"task-{n}")
-            group.create_task(_submitted(mine if n % 2 else hers, requested))
+            deliberate_request = pb.DeliberateRequest(
+                task_description="t", role="dev", task_id=f"task-{n}"
+            )
+            group.create_task(_submit(mine if n % 2 else hers, deliberate_request))
     assert {
-        task_id: deliberations.deliberation(task_id).principal for task_id in deliberations.known()
+        task_id: deliberations.deliberation(task_id).principal
+        for task_id in deliberations.task_ids()
     } == {
         f"task-{n}" if n % 2 else f"elsewhere_task-{n}": "local" if n % 2 else "eve"
         for n in range(40)
     }
 
 
-async def _submitted(client: Client, request: pb.DeliberateRequest) -> None:
+async def _submit(client: Client, request: pb.DeliberateRequest) -> None:
     await client.SubmitDeliberation(request)

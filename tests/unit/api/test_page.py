@@ -55,8 +55,8 @@ def owner(browser: Browser) -> Principal:
 async def test_a_token_signs_in_and_is_not_stored_in_a_cookie(browser: Browser) -> None:
     assert (await browser.get("/")).headers["Location"] == "/sign-in"
     assert (await browser.send("/sign-in", token="nobody's")).status == 403
-    got = await browser.send("/sign-in", token=TOKEN)
-    cookie = got.headers["Set-Cookie"]
+    response = await browser.send("/sign-in", token=TOKEN)
+    cookie = response.headers["Set-Cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie
     assert TOKEN not in cookie
@@ -112,8 +112,8 @@ async def test_a_link_used_twice_is_refused() -> None:
 
 
 async def test_events_on_the_board_reach_signed_in_users(browser: Browser) -> None:
-    got = await browser.get("/changes")
-    assert (got.status, got.headers["location"]) == (303, "/sign-in")
+    response = await browser.get("/changes")
+    assert (response.status, response.headers["location"]) == (303, "/sign-in")
 
 
 async def test_signing_out_ends_the_session(browser: Browser) -> None:
@@ -124,9 +124,9 @@ async def test_signing_out_ends_the_session(browser: Browser) -> None:
 
 async def test_a_form_without_the_session_secret_is_refused(browser: Browser) -> None:
     await browser.sign_in()
-    for given in ({}, {"form": "guessed"}):
-        got = await browser.send("/stories/new", title="A", do="save", **given)
-        assert got.status == 403
+    for form_fields in ({}, {"form": "guessed"}):
+        response = await browser.send("/stories/new", title="A", do="save", **form_fields)
+        assert response.status == 403
     assert await browser.dependencies.stories.board.cards(owner(browser)) == []
 
 
@@ -139,8 +139,8 @@ async def test_scoring_saves_nothing_and_creating_does(browser: Browser) -> None
         "rigor": "L1",
         "form": form,
     }
-    got = await browser.send("/stories/new", do="score", **fields)
-    assert (got.status, "of 100 points" in got.text) == (200, True)
+    response = await browser.send("/stories/new", do="score", **fields)
+    assert (response.status, "of 100 points" in response.text) == (200, True)
     assert await browser.dependencies.stories.board.cards(owner(browser)) == []
     assert (await browser.send("/stories/new", do="save", **fields)).status == 303
     (card,) = await browser.dependencies.stories.board.cards(owner(browser))
@@ -151,8 +151,10 @@ async def test_scoring_saves_nothing_and_creating_does(browser: Browser) -> None
 async def test_a_story_on_an_unknown_repository_is_not_created(browser: Browser) -> None:
     form = await browser.sign_in()
     browser.dependencies.deliberations.unable["ghost"] = NotFound("no repository 'ghost'")  # type: ignore[attr-defined]  # it is a MemoryDesk
-    got = await browser.send("/stories/new", do="save", title="A", repository="ghost", form=form)
-    assert (got.status, "no repository &#39;ghost&#39;" in got.text) == (400, True)
+    response = await browser.send(
+        "/stories/new", do="save", title="A", repository="ghost", form=form
+    )
+    assert (response.status, "no repository &#39;ghost&#39;" in response.text) == (400, True)
     typed = await browser.send("/stories/new", do="score", title="A", repository="ghost", form=form)
     assert (typed.status, "no repository &#39;ghost&#39;" in typed.text) == (200, True)
     browser.dependencies.deliberations.unable["https://x/y"] = NotFound("unreachable")  # type: ignore[attr-defined]
@@ -166,11 +168,11 @@ async def test_a_story_is_moved_and_its_history_shown(browser: Browser) -> None:
     form = await browser.sign_in()
     card = await browser.dependencies.stories.board.create(DRAFT, owner(browser), key="one")
     path = f"/stories/{card.story.id}"
-    got = await browser.send(f"{path}/move", event="refine", comment=HOSTILE, form=form)
-    assert (got.status, got.headers["Location"]) == (303, path)
-    shown = (await browser.get(path)).text
-    assert "Refine → draft" in shown
-    assert SHOWN in shown
+    response = await browser.send(f"{path}/move", event="refine", comment=HOSTILE, form=form)
+    assert (response.status, response.headers["Location"]) == (303, path)
+    page = (await browser.get(path)).text
+    assert "Refine → draft" in page
+    assert SHOWN in page
     assert (await browser.send(f"{path}/move", event="accept", form=form)).status == 400
 
 
@@ -180,21 +182,21 @@ async def test_a_board_is_identical_across_sessions_and_has_no_session_secret(
     forms = [await browser.sign_in()]
     card = await browser.dependencies.stories.board.create(DRAFT, owner(browser), key="one")
 
-    async def drawn() -> str:
+    async def draw_page() -> str:
         text = (await browser.get("/")).text
-        assert text.count(forms[-1]) == 2  # signing out, and moving
+        assert text.count(forms[-1]) == 2  # the forms for signing out and for a move
         return text.partition('<div id="board">')[2].partition("<script")[0]
 
-    first = await drawn()
+    first = await draw_page()
     assert f'form="mover" formaction="/stories/{card.story.id}/move"' in first
     forms.append(await browser.sign_in())
     assert forms[0] != forms[1]
-    assert await drawn() == first
+    assert await draw_page() == first
     moved = await browser.send(
         f"/stories/{card.story.id}/move", event="refine", form=forms[1], back="board"
     )
     assert (moved.status, moved.headers["Location"]) == (303, "/")
-    assert "Submit → design" in await drawn()
+    assert "Submit → design" in await draw_page()
     await browser.sign_in(OTHER)
     assert DRAFT.title not in (await browser.get("/")).text
 
@@ -217,16 +219,19 @@ async def test_no_path_shows_or_changes_data_of_another_tenant(
         replace(DRAFT, title="A secret of theirs"), owner(browser), key="one"
     )
     form = await browser.sign_in(OTHER)
-    before = await browser.dependencies.stories.board.history(card.story.id, owner(browser))
-    there = re.sub(r"{[^}]*}", card.story.id, path)
-    got = await (
-        browser.get(there)
+    history_before = await browser.dependencies.stories.board.history(card.story.id, owner(browser))
+    url = re.sub(r"{[^}]*}", card.story.id, path)
+    response = await (
+        browser.get(url)
         if method == "GET"
-        else browser.send(there, form=form, event="refine", do="allow", comment="x", key="k")
+        else browser.send(url, form=form, event="refine", do="allow", comment="x", key="k")
     )
-    assert got.status in {403, 404}
-    assert "A secret of theirs" not in got.text
-    assert await browser.dependencies.stories.board.history(card.story.id, owner(browser)) == before
+    assert response.status in {403, 404}
+    assert "A secret of theirs" not in response.text
+    assert (
+        await browser.dependencies.stories.board.history(card.story.id, owner(browser))
+        == history_before
+    )
 
 
 async def test_the_longest_story_is_shown_and_a_longer_one_is_refused(
@@ -239,17 +244,17 @@ async def test_the_longest_story_is_shown_and_a_longer_one_is_refused(
         "title": "W" * TITLE_CHARS,
         "criteria": "\n".join(["Given a, when b, then c"] * CRITERIA_MOST),
     }
-    got = await browser.send("/stories/new", **fields)
-    assert got.status == 303
-    assert (await browser.get(got.headers["Location"])).text.count(
+    response = await browser.send("/stories/new", **fields)
+    assert response.status == 303
+    assert (await browser.get(response.headers["Location"])).text.count(
         "Given a, when b, then c"
     ) >= CRITERIA_MOST
     assert "W" * TITLE_CHARS in (await browser.get("/")).text
-    for more in (
+    for excess_fields in (
         {"title": "W" * (TITLE_CHARS + 1)},
         {"criteria": fields["criteria"] + "\nx" * 5000},
     ):
-        refused = await browser.send("/stories/new", **(fields | more))
+        refused = await browser.send("/stories/new", **(fields | excess_fields))
         assert (refused.status, "allowed are" in refused.text) == (400, True)
     assert len(await browser.dependencies.stories.board.cards(owner(browser))) == 1
 
@@ -259,10 +264,10 @@ async def test_comments_and_the_check_of_the_whole_story_are_shown(browser: Brow
     story_id = (
         await browser.dependencies.stories.board.create(DRAFT, owner(browser), key="1")
     ).story.id
-    output_text = await browser.send(
+    response = await browser.send(
         f"/stories/{story_id}/comment", form=form, key="k", comment=HOSTILE
     )
-    assert output_text.status == 303
+    assert response.status == 303
     assert (
         await browser.send(f"/stories/{story_id}/comment", form=form, key="l", comment=" ")
     ).status == 400
@@ -317,10 +322,10 @@ async def test_user_text_is_escaped(browser: Browser) -> None:
         StoryDraft(HOSTILE, HOSTILE, (HOSTILE,)), owner(browser), key="one"
     )
     for path in ("/", f"/stories/{card.story.id}"):
-        shown = (await browser.get(path)).text
-        assert SHOWN in shown
-        assert shown.count("<script") == sum(map(shown.count, OURS)) > 0
-        assert "\u202e" not in shown
+        page = (await browser.get(path)).text
+        assert SHOWN in page
+        assert page.count("<script") == sum(map(page.count, OURS)) > 0
+        assert "\u202e" not in page
 
 
 def test_invisible_characters_are_made_visible() -> None:
@@ -330,12 +335,12 @@ def test_invisible_characters_are_made_visible() -> None:
 async def test_another_tenants_story_is_not_found(browser: Browser) -> None:
     form = await browser.sign_in(OTHER)
     card = await browser.dependencies.stories.board.create(DRAFT, owner(browser), key="one")
-    for got in (
+    for response in (
         await browser.get(f"/stories/{card.story.id}"),
         await browser.send(f"/stories/{card.story.id}/move", event="refine", form=form),
     ):
-        assert got.status == 404
-        assert DRAFT.title not in got.text
+        assert response.status == 404
+        assert DRAFT.title not in response.text
     assert DRAFT.title not in (await browser.get("/")).text
 
 
@@ -358,7 +363,7 @@ async def test_every_response_has_the_security_policy(browser: Browser, path: st
         is_asset = path == "/page.css"  # its URL has its hash
         assert headers["X-Content-Type-Options"] == "nosniff"
         assert ("immutable" in headers["Cache-Control"]) is is_asset
-        is_page = "ETag" in headers  # browsers keep it, and ask whether it is still current
+        is_page = "ETag" in headers  # browsers cache it and revalidate
         assert ("private, no-cache" in headers["Cache-Control"]) is is_page
         assert ("no-store" in headers["Cache-Control"]) is not (is_asset or is_page)
         await browser.sign_in()
@@ -368,15 +373,16 @@ async def test_every_response_has_the_security_policy(browser: Browser, path: st
 async def test_buttons_match_the_transition_table(browser: Browser, role: str) -> None:
     card = await browser.dependencies.stories.board.create(DRAFT, owner(browser), key="one")
     for state in lifecycle().order:
-        stand = replace(card, position=replace(card.position, state=state))
-        wanted = {
+        card_in_state = replace(card, position=replace(card.position, state=state))
+        allowed_events = {
             item.event
             for item in lifecycle().transitions
             if item.source == state and role in item.by
         }
         assert {
-            event for event, _, _ in moves(stand, Principal("p", "t", roles=frozenset({role})))
-        } == wanted
+            event
+            for event, _, _ in moves(card_in_state, Principal("p", "t", roles=frozenset({role})))
+        } == allowed_events
 
 
 async def test_a_blocked_transition_shows_the_reason(browser: Browser) -> None:
@@ -385,8 +391,8 @@ async def test_a_blocked_transition_shows_the_reason(browser: Browser) -> None:
         StoryDraft("A"), owner(browser), key="one"
     )
     await browser.dependencies.stories.board.move(card.story.id, "refine", owner(browser))
-    shown = (await browser.get(f"/stories/{card.story.id}")).text
-    assert "Blocked: the story coach gives it" in shown
+    page = (await browser.get(f"/stories/{card.story.id}")).text
+    assert "Blocked: the story coach gives it" in page
 
 
 async def test_a_token_opens_no_page_and_a_session_opens_no_api(browser: Browser) -> None:
@@ -399,7 +405,7 @@ async def test_a_token_opens_no_page_and_a_session_opens_no_api(browser: Browser
 
 
 async def test_a_process_without_the_page_issues_no_sign_in_link() -> None:
-    for served, given in ((frozenset({"api"}), False), (frozenset({"page"}), True)):
+    for served, link_expected in ((frozenset({"api"}), False), (frozenset({"page"}), True)):
         dependencies = with_parts(api_dependencies(MemoryDeliberations()), roles=served)
         async with (
             http_server(
@@ -410,7 +416,10 @@ async def test_a_process_without_the_page_issues_no_sign_in_link() -> None:
             ) as session,
             session.post("/api/v1/sign-in-links") as answer,
         ):
-            assert (answer.status, bool(page_server.link)) == (201 if given else 404, given)
+            assert (answer.status, bool(page_server.link)) == (
+                201 if link_expected else 404,
+                link_expected,
+            )
 
 
 async def test_a_sign_in_link_leads_to_a_story_and_to_no_other_address() -> None:
@@ -422,9 +431,11 @@ async def test_a_sign_in_link_leads_to_a_story_and_to_no_other_address() -> None
             ("//evil.example", "/"),
             ("", "/"),
         ):
-            made = await web("POST", "/api/v1/sign-in-links")
-            assert made.status == 201
-            url = f"http://127.0.0.1:{web.port}{made.json['path']}&story={quote(story, safe='')}"
+            response = await web("POST", "/api/v1/sign-in-links")
+            assert response.status == 201
+            url = (
+                f"http://127.0.0.1:{web.port}{response.json['path']}&story={quote(story, safe='')}"
+            )
             async with web.session.get(url, allow_redirects=False) as answer:
                 assert (answer.status, answer.headers["Location"]) == (303, place)
                 assert "HttpOnly" in answer.headers["Set-Cookie"]

@@ -43,7 +43,7 @@ async def browser(bus: MemoryBus) -> AsyncIterator[Browser]:
         yield browser
 
 
-def record(seq: int, **output_text: Any) -> dict[str, Any]:
+def record(seq: int, **fields: Any) -> dict[str, Any]:
     usual = {
         "seq": seq,
         "time": "2026-01-02T03:04:05.678+00:00",
@@ -56,7 +56,7 @@ def record(seq: int, **output_text: Any) -> dict[str, Any]:
         "principal": "ann",
         "task_id": "task-1",
         "seat": "agent-dev-001",
-        **output_text,
+        **fields,
     }
 
 
@@ -127,23 +127,23 @@ async def test_operators_see_the_audit_log_and_others_do_not(
     await browser.sign_in()
     assert "No tool has been called yet." in (await browser.get("/system/audit")).text
     await announce(bus, 1, record(1, tool=HOSTILE), record(2, status="blocked", tool="net.get"))
-    shown = (await browser.get("/system/audit")).text
-    assert SHOWN in shown
-    assert shown.count("<script") == shown.count("<script src=")
+    page = (await browser.get("/system/audit")).text
+    assert SHOWN in page
+    assert page.count("<script") == page.count("<script src=")
     refused = (await browser.get("/system/audit?only=refused")).text
     assert "net.get" in refused
     assert SHOWN not in refused
     assert (await browser.get("/system/audit?only=x")).status == 400
     await browser.sign_in(OTHER)
-    got = await browser.get("/system/audit")
-    assert (got.status, "only operators can see" in got.text) == (403, True)
+    response = await browser.get("/system/audit")
+    assert (response.status, "only operators can see" in response.text) == (403, True)
     assert "/system/audit" not in (await browser.get("/system")).text
 
 
 async def test_each_part_shows_its_condition(browser: Browser) -> None:
     assert (await browser.get("/system")).status == 303
     await browser.sign_in()
-    shown = (await browser.get("/system")).text
+    page = (await browser.get("/system")).text
     for words in (
         "degraded",
         '<strong class="won">Healthy',
@@ -151,7 +151,7 @@ async def test_each_part_shows_its_condition(browser: Browser) -> None:
         '<strong class="lost">Down',
         "it does not answer",
     ):
-        assert words in shown
+        assert words in page
 
 
 async def test_the_usage_of_each_story_is_shown(browser: Browser) -> None:
@@ -160,28 +160,28 @@ async def test_the_usage_of_each_story_is_shown(browser: Browser) -> None:
     card = await browser.dependencies.stories.board.create(
         replace(DRAFT, title=HOSTILE), LOCAL, key="1", budget=Budget(tokens=1_000)
     )
-    shown = (await browser.get("/system/budgets")).text
-    assert SHOWN in shown
+    page = (await browser.get("/system/budgets")).text
+    assert SHOWN in page
     book = await browser.dependencies.stories.budgets.of(
         card.story.id, LOCAL.tenant, card.story.budget
     )
-    assert book.lines()[0] in shown
+    assert book.lines()[0] in page
 
 
 async def test_an_operator_changes_quotas_and_the_author_is_shown(browser: Browser) -> None:
     form = await browser.sign_in()
-    shown = (await browser.get("/system/budgets")).text
-    assert "Nothing limits the tokens and the cost." in shown
+    page = (await browser.get("/system/budgets")).text
+    assert "Nothing limits the tokens and the cost." in page
     fields = {"form": form, "tenant": "local", "tokens_per_day": "5000", "deliberations": "0"}
-    wrong = await browser.send("/system/budgets", **(fields | {"cost_usd_per_day": HOSTILE}))
-    assert wrong.status == 400
-    assert "US dollars per day: &#39;&lt;script&gt;" in wrong.text
-    assert HOSTILE not in wrong.text
-    assert 'value="5000"' in wrong.text, "what was typed stays"
+    response = await browser.send("/system/budgets", **(fields | {"cost_usd_per_day": HOSTILE}))
+    assert response.status == 400
+    assert "US dollars per day: &#39;&lt;script&gt;" in response.text
+    assert HOSTILE not in response.text
+    assert 'value="5000"' in response.text, "typed values stay in the form"
     assert (await browser.send("/system/budgets", **fields)).status == 303
-    shown = (await browser.get("/system/budgets")).text
-    assert "0 of 5000" in shown
-    assert "tokens per day 5,000, deliberations at once 0" in shown
+    page = (await browser.get("/system/budgets")).text
+    assert "0 of 5000" in page
+    assert "tokens per day 5,000, deliberations at once 0" in page
     assert (await browser.dependencies.quotas.read("local")).quota.tokens_per_day == 5000
     await browser.send("/system/budgets?tenant=team-a", **(fields | {"tenant": "team-a"}))
     assert "Quotas of team-a" in (await browser.get("/system/budgets?tenant=team-a")).text
@@ -189,21 +189,23 @@ async def test_an_operator_changes_quotas_and_the_author_is_shown(browser: Brows
 
 async def test_other_users_see_their_quotas_and_cannot_change_them(browser: Browser) -> None:
     form = await browser.sign_in(OTHER)
-    shown = (await browser.get("/system/budgets")).text
-    assert "Quotas of elsewhere" in shown
-    assert "Save quotas" not in shown
+    page = (await browser.get("/system/budgets")).text
+    assert "Quotas of elsewhere" in page
+    assert "Save quotas" not in page
     assert (await browser.get("/system/budgets?tenant=local")).status == 403
-    sent = await browser.send("/system/budgets", form=form, tenant="elsewhere", deliberations="9")
-    assert (sent.status, "is no operator" in sent.text) == (403, True)
+    response = await browser.send(
+        "/system/budgets", form=form, tenant="elsewhere", deliberations="9"
+    )
+    assert (response.status, "is no operator" in response.text) == (403, True)
 
 
 async def test_tools_are_searched_by_words(browser: Browser) -> None:
     await browser.sign_in()
     assert "files.append" in (await browser.get("/system/tools")).text
-    found = (await browser.get("/system/tools?query=FILES.append")).text
-    assert "<code>files.append</code>" in found
-    assert "<code>files.read</code>" not in found
-    assert "1 tool<" in found
+    page = (await browser.get("/system/tools?query=FILES.append")).text
+    assert "<code>files.append</code>" in page
+    assert "<code>files.read</code>" not in page
+    assert "1 tool<" in page
     assert (
         "No tool matches all of these words."
         in (await browser.get("/system/tools?query=%3Cb%3E")).text

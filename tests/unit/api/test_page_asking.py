@@ -1,4 +1,4 @@
-"""Asking one agent from the page; a real deliberation service on a bus in memory."""
+"""Asking one agent from the page; a real deliberation service on an in-memory bus."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SEAT = "agent-dev-001"
 
 @dataclass(frozen=True, slots=True)
 class SignedIn:
-    """A browser that is signed in, the deliberation service, and the log behind it."""
+    """A signed-in browser, the deliberation service and its log."""
 
     browser: Browser
     form: str
@@ -63,12 +63,14 @@ async def app() -> AsyncIterator[SignedIn]:
 
 
 async def test_a_question_and_a_follow_up_form_a_conversation(app: SignedIn) -> None:
-    shown = await app.browser.get("/ask")
-    assert (shown.status, "Nothing yet." in shown.text) == (200, True)
-    sent = await app.browser.send(
+    empty_page = await app.browser.get("/ask")
+    assert (empty_page.status, "Nothing yet." in empty_page.text) == (200, True)
+    response = await app.browser.send(
         "/ask", form=app.form, key="first", question="What does add do?", role="qa"
     )
-    assert (sent.status, sent.headers["Location"]) == (303, "/councils/first"), sent.text
+    assert (response.status, response.headers["Location"]) == (303, "/councils/first"), (
+        response.text
+    )
     assert "Next question" not in (await app.browser.get("/councils/first")).text
     await app.answer("first", HOSTILE)
     page = (await app.browser.get("/councils/first")).text
@@ -82,7 +84,7 @@ async def test_a_question_and_a_follow_up_form_a_conversation(app: SignedIn) -> 
         "follows": "first",
         "role": "qa",
     }
-    for _ in range(2):  # sent twice, it is asked once
+    for _ in range(2):  # a question that is sent twice is asked once
         assert (await app.browser.send("/ask", **on)).headers["Location"] == "/councils/second"
     page = (await app.browser.get("/councils/second")).text
     assert "What does add do?" in page
@@ -106,7 +108,7 @@ async def test_a_question_and_a_follow_up_form_a_conversation(app: SignedIn) -> 
 
 async def test_a_fork_shows_the_run_it_was_made_from(app: SignedIn) -> None:
     await app.browser.send("/ask", form=app.form, key="first", question="What does add do?")
-    received = {
+    turn = {
         "task_id": "first",
         "seat": SEAT,
         "phase": "propose",
@@ -114,25 +116,25 @@ async def test_a_fork_shows_the_run_it_was_made_from(app: SignedIn) -> None:
         "turn": 1,
         "operations": [],
     }
-    await app.bus.publish(new_event(EventType.SEAT_TURN, "first", received))
-    made = await app.deliberations.submit(DeliberationRequest("", "", fork=Fork("first", 1)), LOCAL)
+    await app.bus.publish(new_event(EventType.SEAT_TURN, "first", turn))
+    fork = await app.deliberations.submit(DeliberationRequest("", "", fork=Fork("first", 1)), LOCAL)
     assert (
         f'Another run of <a href="/councils/first">first</a>, from turn 1 of {SEAT}'
-        in (await app.browser.get(f"/councils/{made.task_id}")).text
+        in (await app.browser.get(f"/councils/{fork.task_id}")).text
     )
 
 
 async def test_an_impossible_question_is_reported_beside_the_text(app: SignedIn) -> None:
-    for fields, wanted in (
+    for fields, message in (
         ({"question": "  "}, "the task is empty"),
         ({"question": "And now?", "follows": "nowhere"}, "no deliberation"),
         ({"question": "x" * 20_001}, "at most 20000"),
         ({"question": "Q", "role": "wizard"}, "unknown role"),
     ):
-        got = await app.browser.send("/ask", form=app.form, key="k", **fields)
-        assert (got.status, wanted in got.text) == (400, True), got.text
-        assert 'role="alert"' in got.text
-        assert fields["question"].strip() in got.text
+        response = await app.browser.send("/ask", form=app.form, key="k", **fields)
+        assert (response.status, message in response.text) == (400, True), response.text
+        assert 'role="alert"' in response.text
+        assert fields["question"].strip() in response.text
     assert (await app.browser.send("/ask", form="another", key="k", question="Q")).status == 403
 
 
@@ -141,10 +143,10 @@ async def test_another_tenants_questions_are_not_visible(app: SignedIn) -> None:
     await app.answer("first", "yes")
     form = await app.browser.sign_in(OTHER)
     assert "A secret of mine" not in (await app.browser.get("/ask")).text
-    got = await app.browser.send(
+    response = await app.browser.send(
         "/ask", form=form, key="k", question="What did they ask?", follows="first"
     )
-    assert (got.status, "no deliberation" in got.text) in {(400, True), (403, False)}
+    assert (response.status, "no deliberation" in response.text) in {(400, True), (403, False)}
     assert (
         await app.deliberations.result(TaskId("first"), LOCAL)
     ).status is DeliberationStatus.COMPLETED

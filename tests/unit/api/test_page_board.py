@@ -1,4 +1,6 @@
-"""What a board sends: a part of each column, what changed, and nothing that a browser has."""
+"""Responses of the board: a part of each column, changed cards, and nothing that a browser has
+cached.
+"""
 
 from __future__ import annotations
 
@@ -137,12 +139,12 @@ async def test_a_column_shows_the_latest_cards_and_a_link_to_older_ones(browser:
     query = link.decode().replace("&amp;", "&").partition("#")[0]
     _, rest = await fetch(browser, f"/cards?{query}")
     assert cards_of(rest) == ids[3:0:-1]
-    assert rest.count(b"<section") == 1, "only the column that was asked for"
-    _, later = await fetch(browser, f"/?{query}")
-    assert cards_of(later) == ids[3:0:-1]
-    assert b"Newest first" in later
-    for wrong in ("column=nowhere", "column=backlog&before=x", "after=1e3"):
-        assert (await fetch(browser, f"/cards?{wrong}"))[0].status == 400
+    assert rest.count(b"<section") == 1, "only the requested column"
+    _, older_page = await fetch(browser, f"/?{query}")
+    assert cards_of(older_page) == ids[3:0:-1]
+    assert b"Newest first" in older_page
+    for invalid_query in ("column=nowhere", "column=backlog&before=x", "after=1e3"):
+        assert (await fetch(browser, f"/cards?{invalid_query}"))[0].status == 400
 
 
 async def test_a_change_names_cards_that_no_longer_match(browser: Browser) -> None:
@@ -192,8 +194,8 @@ async def test_a_running_card_shows_the_progress_of_its_tasks(
         2,
         tenant=OWNER.tenant,
     )
-    requested = write(EventType.DELIBERATION_REQUESTED, "task-2", dump(d), **tenant)
-    active.append(fold(None, requested))
+    request_event = write(EventType.DELIBERATION_REQUESTED, "task-2", dump(d), **tenant)
+    active.append(fold(None, request_event))
     _, change = await fetch(browser, f"/cards?after={card.seq}")
     assert b">running 50 %, 2 seats</p>" in change
 
@@ -219,9 +221,9 @@ async def test_a_card_reflects_its_reader_and_its_last_event(browser: Browser) -
     await sign_in(browser)
     board = browser.dependencies.stories.board
     card = await board.create(DRAFT, OWNER, key="1")
-    _, before = await fetch(browser, "/")
-    assert b'value="refine"' in before
+    _, page_before = await fetch(browser, "/")
+    assert b'value="refine"' in page_before
     await board.move(card.story.id, "refine", OWNER)
-    _, after = await fetch(browser, "/")
-    assert b'value="refine"' not in after
-    assert b'value="submit"' in after
+    _, page_after = await fetch(browser, "/")
+    assert b'value="refine"' not in page_after
+    assert b'value="submit"' in page_after

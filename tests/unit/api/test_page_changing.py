@@ -1,6 +1,4 @@
-"""The form in which a product owner changes tasks: what it shows, what it takes, and what it says
-where it cannot.
-"""
+"""The form in which a product owner edits tasks: its fields, accepted input and error messages."""
 
 from __future__ import annotations
 
@@ -21,15 +19,15 @@ from support.deliberation_service import MemoryDeliberations
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A browser that is signed in, and a story whose tasks can be changed."""
+    """A signed-in browser, and a story whose tasks can be edited."""
 
     browser: Browser
     id: str
 
-    async def shown(self) -> str:
-        got = await self.browser.get(f"/stories/{self.id}/plan")
-        assert got.status == 200, got.text
-        return got.text
+    async def read_page(self) -> str:
+        response = await self.browser.get(f"/stories/{self.id}/plan")
+        assert response.status == 200, response.text
+        return response.text
 
     async def send(self, form: str, **fields: str) -> Got:
         named = {
@@ -75,31 +73,35 @@ async def test_tasks_are_edited_added_and_linked(story: Story) -> None:
     assert (
         f'href="/stories/{story.id}/plan"' in (await story.browser.get(f"/stories/{story.id}")).text
     )
-    shown = await story.shown()
-    assert shown.count(SHOWN) == 2, "a criterion and a task"
-    assert shown.count("<script") == shown.count("<script src=")
-    assert shown.count("<fieldset") == 2, "the task, and an empty form for another"
-    one = {"description_1": "Write CSV.", "role_1": "dev", "criteria_1": "1", "after_1": ""}
-    two = {"description_2": "Test it.", "role_2": "qa", "criteria_2": "2; 1", "after_2": "1"}
-    saved = await story.send(form, plan_id="plan-0", do="more", **one, **two)
+    page = await story.read_page()
+    assert page.count(SHOWN) == 2, "a criterion and a task"
+    assert page.count("<script") == page.count("<script src=")
+    assert page.count("<fieldset") == 2, "the task, and an empty form for another"
+    export_task = {"description_1": "Write CSV.", "role_1": "dev", "criteria_1": "1", "after_1": ""}
+    test_task = {"description_2": "Test it.", "role_2": "qa", "criteria_2": "2; 1", "after_2": "1"}
+    saved = await story.send(form, plan_id="plan-0", do="more", **export_task, **test_task)
     assert (saved.status, saved.headers["Location"]) == (303, f"/stories/{story.id}/plan")
-    shown = await story.shown()
-    assert shown.count("<fieldset") == 3
-    assert 'name="criteria-2" value="1, 2"' in shown
-    assert 'name="after-2" value="1"' in shown
+    page = await story.read_page()
+    assert page.count("<fieldset") == 3
+    assert 'name="criteria-2" value="1, 2"' in page
+    assert 'name="after-2" value="1"' in page
     story_page = (await story.browser.get(f"/stories/{story.id}")).text
     assert "Changed by you, originally divided by" in story_page
     assert story_page.count("<rect") == 2
     removed = await story.send(
-        form, plan_id=await story.plan(), **one, **two | {"after_2": ""}, **{"remove-1": "yes"}
+        form,
+        plan_id=await story.plan(),
+        **export_task,
+        **test_task | {"after_2": ""},
+        **{"remove-1": "yes"},
     )
     assert (removed.status, removed.headers["Location"]) == (303, f"/stories/{story.id}")
-    assert (await story.shown()).count("<fieldset") == 2
+    assert (await story.read_page()).count("<fieldset") == 2
 
 
 async def test_errors_are_reported_and_the_written_text_stays(story: Story) -> None:
     form = await story.browser.sign_in()
-    for fields, output_text in (
+    for fields, message in (
         ({"description_1": "Mine.", "criteria_1": "1"}, "no task fulfils criterion 2"),
         (
             {"description_1": "Mine.", "criteria_1": "one"},
@@ -112,9 +114,9 @@ async def test_errors_are_reported_and_the_written_text_stays(story: Story) -> N
         ({"description_1": "Mine.", "criteria_1": "1,2", "role_1": "boss"}, "unknown role"),
         ({"description_1": "  "}, "no task is left"),
     ):
-        got = await story.send(form, plan_id="plan-0", **{"role_1": "dev"} | fields)
-        assert (got.status, output_text in got.text) == (400, True), got.text
-        assert ("Mine." in got.text) == ("Mine." in fields["description_1"])
+        response = await story.send(form, plan_id="plan-0", **{"role_1": "dev"} | fields)
+        assert (response.status, message in response.text) == (400, True), response.text
+        assert ("Mine." in response.text) == ("Mine." in fields["description_1"])
     assert await story.plan() == "plan-0"
 
 

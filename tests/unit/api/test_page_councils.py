@@ -1,5 +1,5 @@
-"""The page of a council: lanes while it runs, the ranking with its evidence after; a real
-deliberation service on a bus in memory.
+"""The page of a council: lanes while it runs, then the ranking with its evidence; a real
+deliberation service on an in-memory bus.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ TASK, SEAT = "task-1", "agent-dev-001"
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """A browser that is signed in, and the log behind it."""
+    """A signed-in browser, and the log of its server."""
 
     browser: Browser
     bus: MemoryBus
 
-    async def say(self, kind: EventType, **data: Any) -> None:
+    async def publish(self, kind: EventType, **data: Any) -> None:
         count = self.bus.__dict__.setdefault("published", [])
         count.append(kind)
         await self.bus.publish(
             write(kind, TASK, {"task_id": TASK, "seat": SEAT, **data}, ordinal=len(count))
         )
 
-    async def shown(self) -> str:
-        got = await self.browser.get(f"/councils/{TASK}")
-        assert got.status == 200, got.text
-        return got.text
+    async def read_page(self) -> str:
+        response = await self.browser.get(f"/councils/{TASK}")
+        assert response.status == 200, response.text
+        return response.text
 
 
 @pytest.fixture
@@ -78,73 +78,77 @@ async def app() -> AsyncIterator[App]:
 
 
 async def test_a_running_council_has_a_lane_per_seat(app: App) -> None:
-    shown = await app.shown()
-    assert "asked for" in shown
-    assert shown.count("Waiting") == 2
-    await app.say(EventType.DELIBERATION_STARTED)
-    await app.say(EventType.SEAT_STARTED, approach=HOSTILE)
-    await app.say(
+    page = await app.read_page()
+    assert "asked for" in page
+    assert page.count("Waiting") == 2
+    await app.publish(EventType.DELIBERATION_STARTED)
+    await app.publish(EventType.SEAT_STARTED, approach=HOSTILE)
+    await app.publish(
         EventType.MODEL_CALLED,
         call_id="c",
         phase="propose",
         usage={"prompt_tokens": 900, "calls": 1},
         answer="{}",
     )
-    done = [{"tool": HOSTILE, "status": "success"}]
-    await app.say(
-        EventType.SEAT_TURN, turn=1, operations=done, checks={HOSTILE: "failed"}, thought=HOSTILE
+    operations = [{"tool": HOSTILE, "status": "success"}]
+    await app.publish(
+        EventType.SEAT_TURN,
+        turn=1,
+        operations=operations,
+        checks={HOSTILE: "failed"},
+        thought=HOSTILE,
     )
-    shown = await app.shown()
-    assert "proposing" in shown
-    assert shown.count(SHOWN) == 4
-    assert shown.count("<script") == shown.count(" defer></script>")  # only our own
-    assert re.search(r"<dt>Tokens</dt><dd>900 of [\d,]+</dd>", shown)
-    assert "waits for the model" in shown
-    assert "Latest message" in shown
-    assert f'data-changes="/councils/{TASK}/changes"' in shown
+    page = await app.read_page()
+    assert "proposing" in page
+    assert page.count(SHOWN) == 4
+    assert page.count("<script") == page.count(" defer></script>")  # only our own
+    assert re.search(r"<dt>Tokens</dt><dd>900 of [\d,]+</dd>", page)
+    assert "waits for the model" in page
+    assert "Latest message" in page
+    assert f'data-changes="/councils/{TASK}/changes"' in page
 
 
 async def test_its_events_are_sent_at_once(app: App) -> None:
     async with (
         asyncio.timeout(10),
-        app.browser.http.get(f"{app.browser.url}/councils/{TASK}/changes") as received,
+        app.browser.http.get(f"{app.browser.url}/councils/{TASK}/changes") as stream,
     ):
-        assert (await received.content.readline()).startswith(b":")
-        await app.say(EventType.DELIBERATION_STARTED)
-        while not (line := await received.content.readline()).startswith(b"data:"):
+        assert (await stream.content.readline()).startswith(b":")
+        await app.publish(EventType.DELIBERATION_STARTED)
+        while not (line := await stream.content.readline()).startswith(b"data:"):
             assert not line.strip() or line.startswith((b":", b"id:"))
 
 
 async def test_partial_replies_are_published_to_their_own_tenant(app: App) -> None:
-    assert f'data-growing="/councils/{TASK}/text"' in await app.shown()
-    assert f'data-grows="{SEAT}" hidden' in await app.shown()
+    assert f'data-growing="/councils/{TASK}/text"' in await app.read_page()
+    assert f'data-grows="{SEAT}" hidden' in await app.read_page()
     path = f"{app.browser.url}/councils/{TASK}/text"
     async with (
         asyncio.timeout(10),
-        app.browser.http.get(path) as received,
+        app.browser.http.get(path) as stream,
         asyncio.TaskGroup() as group,
     ):
 
         async def write() -> None:
-            while True:  # whoever listens hears it; before that it is lost
+            while True:  # only connected listeners receive partial replies
                 await app.bus.signal(
                     Channel.GROWING.of(TASK), {"task_id": TASK, "seat": SEAT, "text": HOSTILE}
                 )
                 await asyncio.sleep(0.01)
 
         writing = group.create_task(write())
-        while not (line := await received.content.readline()).startswith(b"data:"):
+        while not (line := await stream.content.readline()).startswith(b"data:"):
             assert not line.strip() or line.startswith((b":", b"id:"))
         writing.cancel()
-    shown = json.loads(line.removeprefix(b"data:"))
-    assert shown == {"seat": SEAT, "text": "<script>alert(1)</script>⟨U+202E⟩gnp.exe"}, (
-        "text for textContent, with what is unseen shown"
+    update = json.loads(line.removeprefix(b"data:"))
+    assert update == {"seat": SEAT, "text": "<script>alert(1)</script>⟨U+202E⟩gnp.exe"}, (
+        "plain text, with invisible characters made visible"
     )
     outcome = Outcome(TASK, DeliberationStatus.COMPLETED)
     await app.bus.put(TASK, dump(outcome))
-    async with asyncio.timeout(10), app.browser.http.get(path) as received:
-        assert (await received.content.read()).strip() == b": what seats write"
-    assert 'data-growing=""' in await app.shown()
+    async with asyncio.timeout(10), app.browser.http.get(path) as stream:
+        assert (await stream.content.read()).strip() == b": what seats write"
+    assert 'data-growing=""' in await app.read_page()
     await app.browser.sign_in(OTHER)
     assert (await app.browser.get(f"/councils/{TASK}/text")).status == 404
 
@@ -183,12 +187,12 @@ async def test_an_ended_council_shows_the_ranking_with_evidence_and_failed_seats
         error_message="nobody passed",
         duration_ms=65_000,
     )
-    await app.say(EventType.SEAT_STARTED)
-    await app.say(EventType.SEAT_FAILED, error={"code": "OUT_OF_TURNS", "message": HOSTILE})
+    await app.publish(EventType.SEAT_STARTED)
+    await app.publish(EventType.SEAT_FAILED, error={"code": "OUT_OF_TURNS", "message": HOSTILE})
     await app.bus.put(TASK, dump(outcome))
-    await app.say(EventType.DELIBERATION_DECIDED, **dump(outcome))
-    shown = await app.shown()
-    assert shown.count(SHOWN) == 4
+    await app.publish(EventType.DELIBERATION_DECIDED, **dump(outcome))
+    page = await app.read_page()
+    assert page.count(SHOWN) == 4
     for words in (
         "A reason.",
         "2 passed, 1 failed",
@@ -197,7 +201,7 @@ async def test_an_ended_council_shows_the_ranking_with_evidence_and_failed_seats
         "nobody passed",
         'data-every="0"',
     ):
-        assert words in shown
+        assert words in page
 
 
 async def test_the_reader_is_asked_about_answers_ordered_only_by_hash(app: App) -> None:
@@ -216,28 +220,28 @@ async def test_the_reader_is_asked_about_answers_ordered_only_by_hash(app: App) 
             undecided=undecided,
         )
 
-    one, same, other = (
+    answer, same_answer, other_answer = (
         result(rank, diff, undecided=True) for rank, diff in ((1, "x"), (2, "x"), (3, "y"))
     )
-    for results, requested in (
-        ((one, same), False),
-        ((one, same, other), True),
-        ((one, replace(other, undecided=False)), False),
+    for results, is_asked in (
+        ((answer, same_answer), False),
+        ((answer, same_answer, other_answer), True),
+        ((answer, replace(other_answer, undecided=False)), False),
     ):
         await app.bus.put(TASK, dump(Outcome(TASK, DeliberationStatus.COMPLETED, results=results)))
-        shown = await app.shown()
-        assert ("Which answer is correct?" in shown) is requested
-        if requested:
-            assert "<strong>agent-dev-001, agent-dev-002</strong>: Adds x" in shown
-            assert "<strong>agent-dev-003</strong>: Adds y" in shown
-            assert HOSTILE not in shown
+        page = await app.read_page()
+        assert ("Which answer is correct?" in page) is is_asked
+        if is_asked:
+            assert "<strong>agent-dev-001, agent-dev-002</strong>: Adds x" in page
+            assert "<strong>agent-dev-003</strong>: Adds y" in page
+            assert HOSTILE not in page
 
 
 DIFF = f"--- a/u.py\n+++ b/u.py\n@@ -1 +1,2 @@\n same\n+{HOSTILE}\n"
 
 
 async def _story_with_a_diff(app: App) -> str:
-    """Put a story on the board of which the task is, and decide that."""
+    """Create the story of the task, and decide the task."""
     story_id = (await app.browser.dependencies.stories.board.create(DRAFT, LOCAL, key="1")).story.id
     result = Result(1, SEAT, "dev", 0.5, (), passed_gates=True, proven=True, diff=DIFF)
     outcome = Outcome(TASK, DeliberationStatus.COMPLETED, story_id=story_id, results=(result,))
@@ -250,9 +254,11 @@ async def test_a_large_diff_is_sent_to_the_browser_in_limited_parts(app: App) ->
     result = Result(1, SEAT, "dev", 0.5, (), passed_gates=True, proven=True, diff=diff)
     outcome = Outcome(TASK, DeliberationStatus.COMPLETED, role="dev", results=(result,))
     await app.bus.put(TASK, dump(outcome))
-    shown = await app.shown()
-    assert shown.count("<code>+x</code>") == MAX_DIFF_LINES - 1, "the first line is that of a hunk"
-    assert f"Show the next {MAX_DIFF_LINES} of 9,001 lines" in shown
+    council_page = await app.read_page()
+    assert council_page.count("<code>+x</code>") == MAX_DIFF_LINES - 1, (
+        "the first line is that of a hunk"
+    )
+    assert f"Show the next {MAX_DIFF_LINES} of 9,001 lines" in council_page
     part = (await app.browser.get(f"/councils/{TASK}/lines?rank=1&file=1&from=8801")).text
     assert (part.count("<code>+x</code>"), "Show" in part) == (200, False)
     page = (await app.browser.get(f"/councils/{TASK}?rank=1&file=1&from=8801")).text
@@ -278,11 +284,11 @@ async def test_a_large_diff_is_shown_file_by_file(app: App) -> None:
         results=(result,),
     )
     await app.bus.put(TASK, dump(outcome))
-    shown = await app.shown()
-    assert "?on=1.5#" not in shown, "an issue of a forge is no story of the board"
-    counts = shown.count("<code>+one.py</code>"), shown.count("<code>+two.py</code>")
+    page = await app.read_page()
+    assert "?on=1.5#" not in page, "an issue of a forge is not a story of the board"
+    counts = page.count("<code>+one.py</code>"), page.count("<code>+two.py</code>")
     assert counts == (MAX_DIFF_LINES - 1, 0)
-    assert f"Show {MAX_DIFF_LINES} of 1,501 lines" in shown
+    assert f"Show {MAX_DIFF_LINES} of 1,501 lines" in page
     for query, count in (("rank=1&file=2", MAX_DIFF_LINES - 1), ("on=1.3000", 101)):
         text = (await app.browser.get(f"/councils/{TASK}?{query}")).text
         assert text.count("<code>+two.py</code>") == count, query
@@ -291,17 +297,17 @@ async def test_a_large_diff_is_shown_file_by_file(app: App) -> None:
 
 async def test_a_comment_on_a_line_that_the_diff_names(app: App) -> None:
     story_id = await _story_with_a_diff(app)
-    shown = await app.shown()
-    assert f'href="/councils/{TASK}?on=1.5#line-1.5"' in shown
-    assert "?on=1.1#" not in shown, "a hunk header cannot be commented on"
+    page = await app.read_page()
+    assert f'href="/councils/{TASK}?on=1.5#line-1.5"' in page
+    assert "?on=1.1#" not in page, "a hunk header cannot be commented on"
     open_form = (await app.browser.get(f"/councils/{TASK}?on=1.5")).text
     form = form_of(open_form)
     assert "Requested change to this line" in open_form
     path = f"/councils/{TASK}/remark"
-    output_text = await app.browser.send(
+    response = await app.browser.send(
         path, form=form, key="k", on="1.5", comment=f"Say it in French. {HOSTILE}"
     )
-    assert (output_text.status, output_text.headers["Location"]) == (
+    assert (response.status, response.headers["Location"]) == (
         303,
         f"/councils/{TASK}?rank=1&file=1#line-1.5",
     )
@@ -311,7 +317,7 @@ async def test_a_comment_on_a_line_that_the_diff_names(app: App) -> None:
             TaskId(TASK), "u.py", 2, f"+{HOSTILE}", f"Say it in French. {HOSTILE}", LOCAL.name
         ),
     )
-    assert f"Say it in French. {SHOWN}" in await app.shown()
+    assert f"Say it in French. {SHOWN}" in await app.read_page()
     assert "u.py, line 2" in (await app.browser.get(f"/stories/{story_id}")).text
     for on in ("1.1", "1.99", "2.5", "x", "", "1.5.5"):
         assert (await app.browser.send(path, form=form, key="l", on=on, comment="x")).status == 400
@@ -321,38 +327,38 @@ async def test_a_comment_on_a_line_that_the_diff_names(app: App) -> None:
 
 
 async def test_a_running_council_is_cancelled_by_a_user_with_a_role(app: App) -> None:
-    form = form_of(await app.shown())
+    form = form_of(await app.read_page())
     path = f"/councils/{TASK}/cancel"
     assert (await app.browser.send(path, form="other")).status == 403
-    assert "Cancel permanently" in await app.shown()
+    assert "Cancel permanently" in await app.read_page()
     assert (await app.browser.send(path, form=form, reason="too dear")).status == 303
-    assert "stopping" in await app.shown()
-    received = [recorded.event async for recorded in app.bus.replay()]
-    (event,) = [event for event in received if event.type is EventType.DELIBERATION_CANCELLED]
+    assert "stopping" in await app.read_page()
+    events = [recorded.event async for recorded in app.bus.replay()]
+    (event,) = [event for event in events if event.type is EventType.DELIBERATION_CANCELLED]
     assert (event.data["reason"], event.data["by"]) == ("too dear", LOCAL.name)
 
 
 async def test_a_council_is_paused_and_resumed_by_a_button(app: App) -> None:
-    await app.say(EventType.SEAT_STARTED, approach="")
-    form = form_of(await app.shown())
+    await app.publish(EventType.SEAT_STARTED, approach="")
+    form = form_of(await app.read_page())
     path = f"/councils/{TASK}/pause"
     assert (await app.browser.send(path, form="other", paused="true")).status == 403
-    assert ">Pause<" in await app.shown()
+    assert ">Pause<" in await app.read_page()
     assert (await app.browser.send(path, form=form, paused="true")).status == 303
-    shown = await app.shown()
-    assert ">Resume<" in shown
-    assert "· paused ·" in shown
-    assert "paused" in shown
+    page = await app.read_page()
+    assert ">Resume<" in page
+    assert "· paused ·" in page
+    assert "paused" in page
     assert (await app.browser.send(path, form=form, paused="false")).status == 303
-    shown = await app.shown()
-    assert ">Pause<" in shown
-    assert "waits for the model" in shown
-    received = [one.event.type async for one in app.bus.replay()]
-    assert received[-2:] == [EventType.DELIBERATION_PAUSED, EventType.DELIBERATION_RESUMED]
+    page = await app.read_page()
+    assert ">Pause<" in page
+    assert "waits for the model" in page
+    event_types = [recorded.event.type async for recorded in app.bus.replay()]
+    assert event_types[-2:] == [EventType.DELIBERATION_PAUSED, EventType.DELIBERATION_RESUMED]
 
 
 async def test_an_agents_description_of_itself_is_shown(app: App) -> None:
-    assert "CPU of its tools" not in await app.shown()
+    assert "CPU of its tools" not in await app.read_page()
     metrics = {
         "turns": 3,
         "tool_calls": 4,
@@ -361,7 +367,7 @@ async def test_an_agents_description_of_itself_is_shown(app: App) -> None:
         "cpu_ms": 61_000,
         "max_rss_bytes": 42_000_000,
     }
-    await app.say(
+    await app.publish(
         EventType.AGENT_PROGRESS,
         agent_id=TASK,
         agent="greeting",
@@ -369,47 +375,47 @@ async def test_an_agents_description_of_itself_is_shown(app: App) -> None:
         current_task="at work",
         metrics=metrics,
     )
-    shown = await app.shown()
-    assert "<dt>Tool calls</dt><dd>4</dd>" in shown
-    assert "<dt>Checks passed</dt><dd>1 of 2</dd>" in shown
-    assert "<dd>42 MB</dd>" in shown
-    assert "greeting is at 50% of its way" in shown
-    await app.say(
+    page = await app.read_page()
+    assert "<dt>Tool calls</dt><dd>4</dd>" in page
+    assert "<dt>Checks passed</dt><dd>1 of 2</dd>" in page
+    assert "<dd>42 MB</dd>" in page
+    assert "greeting is at 50% of its way" in page
+    await app.publish(
         EventType.AGENT_PROGRESS,
         agent_id=TASK,
         progress="<b>",
         current_task="<i>",
         metrics={"turns": "<script>"},
     )
-    assert "<script>" not in (await app.shown()).replace("<script src", "")
+    assert "<script>" not in (await app.read_page()).replace("<script src", "")
 
 
 async def test_seats_are_steered_and_the_receivers_are_shown(app: App) -> None:
-    form = form_of(await app.shown())
+    form = form_of(await app.read_page())
     path = f"/councils/{TASK}/steer"
     assert (await app.browser.send(path, form="other", key="k", message="x")).status == 403
     assert (await app.browser.send(path, form=form, key="k", message=" ")).status == 400
     assert (await app.browser.send(path, form=form, key="k", message="x" * 4_001)).status == 400
-    for _ in range(2):  # a browser that sends it twice says it once
+    for _ in range(2):  # a message that a browser sends twice is stored once
         assert (await app.browser.send(path, form=form, key="k", message=HOSTILE)).status == 303
     (event,) = [
-        one.event
-        async for one in app.bus.replay()
-        if one.event.type is EventType.DELIBERATION_STEERED
+        recorded.event
+        async for recorded in app.bus.replay()
+        if recorded.event.type is EventType.DELIBERATION_STEERED
     ]
-    shown = await app.shown()
-    assert "not received yet" in shown
-    assert f"<strong>{LOCAL.name}</strong>: {SHOWN}" in shown
-    await app.say(
+    page = await app.read_page()
+    assert "not received yet" in page
+    assert f"<strong>{LOCAL.name}</strong>: {SHOWN}" in page
+    await app.publish(
         EventType.MODEL_CALLED, call_id="c", phase="propose", usage={}, answer="{}", told=[event.id]
     )
-    assert f"received by {SEAT}" in await app.shown()
+    assert f"received by {SEAT}" in await app.read_page()
     outcome = Outcome(TASK, DeliberationStatus.COMPLETED)
     await app.bus.put(TASK, dump(outcome))
-    await app.say(EventType.DELIBERATION_DECIDED, **dump(outcome))
-    assert "Message to the seats" not in await app.shown()
-    got = await app.browser.send(path, form=form, key="l", message="too late")
-    assert (got.status, "has ended" in got.text) == (400, True)
+    await app.publish(EventType.DELIBERATION_DECIDED, **dump(outcome))
+    assert "Message to the seats" not in await app.read_page()
+    response = await app.browser.send(path, form=form, key="l", message="too late")
+    assert (response.status, "has ended" in response.text) == (400, True)
 
 
 async def test_a_user_without_a_role_can_only_look(app: App) -> None:
@@ -418,9 +424,9 @@ async def test_a_user_without_a_role_can_only_look(app: App) -> None:
     await dependencies.deliberations.submit(
         DeliberationRequest("Say hello", "dev", task_id=TASK), TOKENS[OTHER]
     )
-    assert "Cancel permanently" not in await app.shown()
-    got = await app.browser.send(f"/councils/{TASK}/cancel", form=form)
-    assert (got.status, "one of the roles po, qa, architect" in got.text) == (403, True)
+    assert "Cancel permanently" not in await app.read_page()
+    response = await app.browser.send(f"/councils/{TASK}/cancel", form=form)
+    assert (response.status, "one of the roles po, qa, architect" in response.text) == (403, True)
 
 
 async def test_another_tenants_council_is_not_found(app: App) -> None:
@@ -454,19 +460,19 @@ async def test_a_story_shows_the_results_and_the_graph_of_its_tasks(app: App) ->
         "tasks": {TASK: "NO_WINNER", "task-2": "SKIPPED"},
     }
     await app.bus.publish(write(EventType.PLAN_FINISHED, story_id, end))
-    shown = (await app.browser.get(path)).text
-    assert '<strong class="lost">No winner</strong>' in shown
-    assert '<strong class="lost">Skipped</strong>' in shown
-    assert f'href="/councils/{TASK}"' in shown
-    assert 'href="/councils/task-2"' not in shown, "no council has begun it"
-    assert shown.count("<rect") == 2
-    assert shown.count('class="arrow"') == 1
-    assert "style=" not in shown
-    assert SHOWN in shown
+    page = (await app.browser.get(path)).text
+    assert '<strong class="lost">No winner</strong>' in page
+    assert '<strong class="lost">Skipped</strong>' in page
+    assert f'href="/councils/{TASK}"' in page
+    assert 'href="/councils/task-2"' not in page, "no council has started"
+    assert page.count("<rect") == 2
+    assert page.count('class="arrow"') == 1
+    assert "style=" not in page
+    assert SHOWN in page
 
 
 async def _build_story(app: App, board: Board, passed: int = 3) -> str:
-    """Bring a story to its test, checked by the council of TASK with so many test cases."""
+    """Move a story to test, checked by the council of TASK with this many test cases."""
     story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
     await board.move(story_id, "refine", LOCAL)
     await board.move(story_id, "submit", LOCAL)
@@ -498,32 +504,32 @@ async def test_a_result_can_be_reviewed_until_it_is_sent_back(app: App) -> None:
     board = Board(app.bus)
     story_id = await _build_story(app, board)
     path = f"/stories/{story_id}"
-    shown = (await app.browser.get(path)).text
+    page = (await app.browser.get(path)).text
     for words in (
         "<dt>Tests passed</dt><dd>3 of 3</dd>",
         "Unproven:",
         "no test that failed before",
     ):
-        assert words in shown, words
-    review = await app.shown()
+        assert words in page, words
+    review = await app.read_page()
     assert re.search(r'name="event" value="accept_test">.* Accept</button>', review)
     assert "Send back (0 comments)" in review
     form = form_of(review)
     await app.browser.send(
         f"/councils/{TASK}/remark", form=form, key="k", on="1.5", comment="In French."
     )
-    assert "Send back (1 comment)" in await app.shown()
-    sent = await app.browser.send(f"{path}/move", form=form, event="reject_test")
-    assert (sent.status, sent.headers["Location"]) == (303, path)
-    assert "Tests passed</dt>" not in (await app.browser.get(path)).text, "it is built anew"
-    assert "Send back" not in await app.shown()
+    assert "Send back (1 comment)" in await app.read_page()
+    response = await app.browser.send(f"{path}/move", form=form, event="reject_test")
+    assert (response.status, response.headers["Location"]) == (303, path)
+    assert "Tests passed</dt>" not in (await app.browser.get(path)).text, "it is built again"
+    assert "Send back" not in await app.read_page()
 
 
 async def test_a_check_that_counts_no_tests_is_reported_as_passed(app: App) -> None:
     story_id = await _build_story(app, Board(app.bus), passed=0)
-    shown = (await app.browser.get(f"/stories/{story_id}")).text
-    assert "<dt>Tests passed</dt><dd>the check passed" in shown
-    assert "no test<" not in shown
+    page = (await app.browser.get(f"/stories/{story_id}")).text
+    assert "<dt>Tests passed</dt><dd>the check passed" in page
+    assert "no test<" not in page
 
 
 def test_tasks_are_drawn_below_their_dependencies() -> None:
@@ -556,26 +562,26 @@ def test_times_are_shown_in_words() -> None:
 
 
 async def test_refused_tool_calls_are_listed_with_their_reasons(app: App) -> None:
-    await app.say(EventType.SEAT_STARTED)
-    assert "Refused tool calls" not in await app.shown(), "no call was refused"
+    await app.publish(EventType.SEAT_STARTED)
+    assert "Refused tool calls" not in await app.read_page(), "no call was refused"
     refused = [
         {"tool": "web.get", "status": "blocked", "reason": "the policy denies it"},
         {"tool": "db.write", "status": "parked", "reason": f"the role dev may not {HOSTILE}"},
         "malformed",
     ]
-    await app.say(EventType.SEAT_TURN, operations=[], refused_calls=refused)
-    shown = await app.shown()
-    assert re.findall(r"<li><code>(.*?)</code> <strong class=\"lost\">(\w+)", shown)[:2] == [
+    await app.publish(EventType.SEAT_TURN, operations=[], refused_calls=refused)
+    page = await app.read_page()
+    assert re.findall(r"<li><code>(.*?)</code> <strong class=\"lost\">(\w+)", page)[:2] == [
         ("web.get", "blocked"),
         ("db.write", "parked"),
     ]
-    assert "the policy denies it" in shown
-    assert f"the role dev may not {SHOWN}" in shown
-    assert 'href="/system/parked"' in shown
+    assert "the policy denies it" in page
+    assert f"the role dev may not {SHOWN}" in page
+    assert 'href="/system/parked"' in page
 
 
 async def test_a_step_has_its_prompt_reply_and_tool_output(app: App) -> None:
-    await app.say(EventType.SEAT_STARTED)
+    await app.publish(EventType.SEAT_STARTED)
     prompts = Prompts()
     first = (Message("system", "Be brief."), Message("user", f"Say hello. {HOSTILE}"))
     for turn, messages in enumerate(
@@ -589,7 +595,7 @@ async def test_a_step_has_its_prompt_reply_and_tool_output(app: App) -> None:
         ),
         1,
     ):
-        await app.say(
+        await app.publish(
             EventType.MODEL_CALLED,
             call_id=f"{TASK}/{SEAT}/propose/0.{turn}",
             phase="propose",
@@ -599,17 +605,19 @@ async def test_a_step_has_its_prompt_reply_and_tool_output(app: App) -> None:
             calls=[{"name": "code.shell", "arguments": "ls"}],
         )
         await asyncio.sleep(0.06)  # shorter steps of tools are left out
-        await app.say(EventType.SEAT_TURN, operations=[{"tool": "code.shell", "status": "success"}])
-    one = await app.browser.get(f"/councils/{TASK}/steps/{SEAT}/0")
-    assert one.status == 200
-    assert SHOWN in one.text
-    assert "reply 1" * 300 in one.text
+        await app.publish(
+            EventType.SEAT_TURN, operations=[{"tool": "code.shell", "status": "success"}]
+        )
+    first_step = await app.browser.get(f"/councils/{TASK}/steps/{SEAT}/0")
+    assert first_step.status == 200
+    assert SHOWN in first_step.text
+    assert "reply 1" * 300 in first_step.text
     tools = await app.browser.get(f"/councils/{TASK}/steps/{SEAT}/1?part")
     assert "code.shell: success" in tools.text
     assert "greeting.py" in tools.text
     assert "<html" not in tools.text
-    two = await app.browser.get(f"/councils/{TASK}/steps/{SEAT}/2?part")
-    assert re.findall(r'<details class="message"( open)?><summary>(\w+)', two.text) == [
+    third_step = await app.browser.get(f"/councils/{TASK}/steps/{SEAT}/2?part")
+    assert re.findall(r'<details class="message"( open)?><summary>(\w+)', third_step.text) == [
         ("", "System"),
         ("", "User"),
         (" open", "Assistant"),
@@ -639,4 +647,4 @@ async def test_the_reason_of_the_model_choice_is_above_the_timeline(app: App) ->
     )
     page = (await app.browser.get("/councils/chosen")).text
     assert "Models of the seats: auto: nothing to learn from yet" in page
-    assert "Models of the seats" not in await app.shown()
+    assert "Models of the seats" not in await app.read_page()

@@ -62,7 +62,7 @@ def outcome(task_id: str, story_id: str = "", **changes: object) -> Outcome:
         SeatOutcome("seat-1", SeatStatus.PROPOSED, usage=Usage(1000, 0, 200, 3, 0.25)),
         SeatOutcome("seat-2", SeatStatus.PROPOSED, usage=Usage(4000, 0, 0, 1, 1.0)),
     )
-    ended = Outcome(
+    default = Outcome(
         task_id,
         DeliberationStatus.COMPLETED,
         OWNER.tenant,
@@ -72,7 +72,7 @@ def outcome(task_id: str, story_id: str = "", **changes: object) -> Outcome:
         seats=seats,
         usage=Usage(5500, 0, 200, 5, 1.25),
     )
-    return replace(ended, **changes)  # type: ignore[arg-type] # each test names fields
+    return replace(default, **changes)  # type: ignore[arg-type] # each test names fields
 
 
 def test_the_ninth_decile_is_interpolated() -> None:
@@ -82,10 +82,10 @@ def test_the_ninth_decile_is_interpolated() -> None:
 
 
 async def test_a_page_without_runs_explains_how_to_start_one(browser: Browser) -> None:
-    shown = (await browser.get("/insights")).text
-    assert "Nothing has ended in the last 14 days" in shown
-    assert 'href="/stories/new">Write a story' in shown
-    assert '<svg class="bars"' not in shown
+    page = (await browser.get("/insights")).text
+    assert "Nothing has ended in the last 14 days" in page
+    assert 'href="/stories/new">Write a story' in page
+    assert '<svg class="bars"' not in page
 
 
 async def test_insights_show_tokens_and_cost_by_model_rates_and_budgets(
@@ -104,8 +104,8 @@ async def test_insights_show_tokens_and_cost_by_model_rates_and_budgets(
     await budgets.change(f"{OWNER.tenant}.{story}", lambda _: BudgetAccount(draws={"task-1": draw}))
     day = f"{OWNER.tenant}.quota.{NOW:%Y-%m-%d}"
     await budgets.change(day, lambda _: BudgetAccount(draws={"task-1": draw}))
-    shown = (await browser.get("/insights")).text
-    figures = dict(re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)</dd>", shown))
+    page = (await browser.get("/insights")).text
+    figures = dict(re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)</dd>", page))
     assert figures == {
         "Stories done": "0",
         "Median lead time": "\u2013",
@@ -115,16 +115,18 @@ async def test_insights_show_tokens_and_cost_by_model_rates_and_budgets(
         "Tokens": "22.8 k",
         "Cost": "5.00 USD",
     }
-    assert re.search(rf"large {re.escape(SHOWN)}</th><td[^>]*>16,000</td>", shown)
-    assert re.search(r"scripted</th><td[^>]*>6,800</td>", shown), "with what the council used"
-    assert shown.count('<svg class="bars"') == 2  # no story is done
-    assert "6 k of 50 k tokens" in shown  # the quota
+    assert re.search(rf"large {re.escape(SHOWN)}</th><td[^>]*>16,000</td>", page)
+    assert re.search(r"scripted</th><td[^>]*>6,800</td>", page), (
+        "including the usage of the council"
+    )
+    assert page.count('<svg class="bars"') == 2  # no story is done
+    assert "6 k of 50 k tokens" in page  # the quota
     limit = short_number(config.LimitSettings().story_tokens)
-    assert f"6 k of {limit} tokens" in shown  # the story
-    assert f'href="/stories/{story}/edit"' in shown
-    assert "<script>alert" not in shown
-    later = (await browser.get("/insights?days=90")).text
-    assert "<dt>Runs ended</dt><dd>5</dd>" in later
+    assert f"6 k of {limit} tokens" in page  # the story
+    assert f'href="/stories/{story}/edit"' in page
+    assert "<script>alert" not in page
+    long_term_page = (await browser.get("/insights?days=90")).text
+    assert "<dt>Runs ended</dt><dd>5</dd>" in long_term_page
     assert (await browser.get("/insights?days=365")).status == 400
     await browser.sign_in(OTHER)
     assert "Nothing has ended" in (await browser.get("/insights")).text

@@ -1,4 +1,4 @@
-"""What the page says to different users about a story that its policy left on a branch."""
+"""Texts for different users about a story whose merge policy left it on a branch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEFT = StoryState(
 
 
 @pytest.mark.parametrize(
-    ("principal", "may"),
+    ("principal", "allowed"),
     [
         (Principal("pat", "local", roles=frozenset({"po"})), True),
         (Principal("olive", "local", operator=True), True),
@@ -32,13 +32,18 @@ LEFT = StoryState(
     ],
     ids=["product owner", "operator", "tester"],
 )
-def test_the_merge_button_is_shown_to_users_who_may_merge(principal: Principal, may: bool) -> None:  # noqa: FBT001
-    assert may_merge(LEFT, principal) is may
+def test_the_merge_button_is_shown_to_users_who_may_merge(
+    principal: Principal,
+    allowed: bool,  # noqa: FBT001 - a table's column
+) -> None:
+    assert may_merge(LEFT, principal) is allowed
     assert next_step(LEFT, principal) == (
-        "merge the result" if may else "merge the result (po or operator)"
+        "merge the result" if allowed else "merge the result (po or operator)"
     )
-    requested = replace(LEFT, merge_request=write(EventType.STORY_MERGE_REQUESTED, "story-1", {}))
-    assert not may_merge(requested, principal), "it is requested already"
-    assert is_working(requested)
-    assert status_of(requested, principal) == ("running", "merging")
-    assert next_step(requested, principal) == "the result is merged"
+    with_request = replace(
+        LEFT, merge_request=write(EventType.STORY_MERGE_REQUESTED, "story-1", {})
+    )
+    assert not may_merge(with_request, principal), "it is requested already"
+    assert is_working(with_request)
+    assert status_of(with_request, principal) == ("running", "merging")
+    assert next_step(with_request, principal) == "the result is merged"

@@ -1,5 +1,5 @@
-"""Signing in at a provider: a real server, a real provider on loopback with keys of its own, and
-what it must not be able to pass off.
+"""Signing in at an OpenID provider: a real server, a real provider on loopback, and forged
+tokens.
 """
 
 from __future__ import annotations
@@ -36,25 +36,28 @@ from support.provider import (
     by_nobody,
     by_somebody,
     by_the_public_key,
-    changed,
-    changed_after,
     honest,
     provider,
+    with_claims,
+    with_foreign_payload,
 )
 
 ROLES = {"product": ("po", "architect"), "operations": ("operator",), "guests": ("reader",)}
 Serve = Callable[..., Any]
 
 
-def settings(issuer: str, **more: Any) -> config.OidcSettings:
+def settings(issuer: str, **overrides: Any) -> config.OidcSettings:
     return config.OidcSettings(
-        **({"issuer": issuer, "client_id": CLIENT, "client_secret": SECRET, "roles": ROLES} | more)
+        **(
+            {"issuer": issuer, "client_id": CLIENT, "client_secret": SECRET, "roles": ROLES}
+            | overrides
+        )
     )
 
 
 @asynccontextmanager
 async def at_server(
-    requested: config.OidcSettings, sign_in_seconds: float = 600, **web: Any
+    oidc_settings: config.OidcSettings, sign_in_seconds: float = 600, **web: Any
 ) -> AsyncIterator[Browser]:
     dependencies = with_parts(
         api_dependencies(MemoryDeliberations()), board=Board(MemoryBus()), stopping=asyncio.Event()
@@ -66,7 +69,7 @@ async def at_server(
             dependencies,
             BearerTokens(TOKENS),
             configured=True,
-            provider=Client(requested, sign_in_seconds=sign_in_seconds),
+            provider=Client(oidc_settings, sign_in_seconds=sign_in_seconds),
         ) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):
@@ -74,16 +77,16 @@ async def at_server(
 
 
 @pytest.fixture
-async def there() -> AsyncIterator[Provider]:
-    async with provider() as made:
-        yield made
+async def identity_provider() -> AsyncIterator[Provider]:
+    async with provider() as served:
+        yield served
 
 
 async def came_back(browser: Browser, path: str = "/sign-in/oidc") -> str:
-    """Go to the provider; return where it sends the browser back to."""
-    went = await browser.get(path)
-    assert went.status == 303, went.text
-    async with browser.http.get(went.headers["Location"], allow_redirects=False) as answer:
+    """Follow the sign-in at the provider; return the path of the redirect back to the server."""
+    response = await browser.get(path)
+    assert response.status == 303, response.text
+    async with browser.http.get(response.headers["Location"], allow_redirects=False) as answer:
         return answer.headers["Location"].removeprefix(browser.url)
 
 
@@ -91,38 +94,52 @@ async def sign_in(browser: Browser, path: str = "/sign-in/oidc") -> Got:
     return await browser.get(await came_back(browser, path))
 
 
-async def test_signing_in_and_out_at_the_provider_applies_to_the_page(there: Provider) -> None:
-    async with at_server(settings(there.issuer)) as browser:
+async def test_signing_in_and_out_at_the_provider_applies_to_the_page(
+    identity_provider: Provider,
+) -> None:
+    async with at_server(settings(identity_provider.issuer)) as browser:
         assert "Sign in at 127.0.0.1" in (await browser.get("/sign-in")).text
-        got = await sign_in(browser, "/sign-in/oidc?story=story-1")
-        assert (got.status, 'content="0; url=/stories/story-1"' in got.text) == (200, True)
-        assert "SameSite=strict" in got.headers.getall("Set-Cookie")[0]
-        shown = (await browser.get("/")).text
-        assert "Sign out ann" in shown
-        assert there.requested[0]["scope"] == "openid profile"
-        got = await browser.send("/sign-out", form=form_of(shown))
+        response = await sign_in(browser, "/sign-in/oidc?story=story-1")
+        assert (response.status, 'content="0; url=/stories/story-1"' in response.text) == (
+            200,
+            True,
+        )
+        assert "SameSite=strict" in response.headers.getall("Set-Cookie")[0]
+        page = (await browser.get("/")).text
+        assert "Sign out ann" in page
+        assert identity_provider.requested[0]["scope"] == "openid profile"
+        response = await browser.send("/sign-out", form=form_of(page))
         assert (
-            f"{there.issuer}/leave?client_id={CLIENT}&amp;post_logout_redirect_uri=http" in got.text
+            f"{identity_provider.issuer}/leave?client_id={CLIENT}&amp;post_logout_redirect_uri=http"
+            in response.text
         )
         assert (await browser.get("/")).headers["Location"] == "/sign-in"
 
 
-async def test_roles_come_only_from_the_configured_groups(there: Provider) -> None:
-    async with at_server(settings(there.issuer)) as browser:
+async def test_roles_come_only_from_the_configured_groups(identity_provider: Provider) -> None:
+    async with at_server(settings(identity_provider.issuer)) as browser:
         for groups, may_look in ((["operations"], True), (["product"], False), ("guests", False)):
-            there.claims = {"sub": "ann", "groups": groups, "roles": ["operator"], "operator": True}
+            identity_provider.claims = {
+                "sub": "ann",
+                "groups": groups,
+                "roles": ["operator"],
+                "operator": True,
+            }
             assert (await sign_in(browser)).status == 200
             assert (await browser.get("/system/audit")).status == (200 if may_look else 403)
 
 
 @pytest.mark.parametrize("groups", [[], ["others"], None, {"product": 1}, [["product"]]])
 async def test_a_user_without_a_configured_group_is_refused(
-    there: Provider, groups: object
+    identity_provider: Provider, groups: object
 ) -> None:
-    there.claims = {"sub": "eve", "groups": groups}
-    async with at_server(settings(there.issuer)) as browser:
-        got = await sign_in(browser)
-        assert (got.status, "nothing in groups grants access here" in got.text) == (403, True)
+    identity_provider.claims = {"sub": "eve", "groups": groups}
+    async with at_server(settings(identity_provider.issuer)) as browser:
+        response = await sign_in(browser)
+        assert (response.status, "nothing in groups grants access here" in response.text) == (
+            403,
+            True,
+        )
         assert (await browser.get("/")).headers["Location"] == "/sign-in"
 
 
@@ -132,85 +149,93 @@ FORGED: dict[str, Forge] = {
     "signed with the public key": by_the_public_key,
     "signed by somebody else": by_somebody,
     "with a key of its own": by_a_key_of_its_own,
-    "changed after it was signed": changed_after,
-    "for another client": changed(aud="somebody-else"),
-    "for another client too, and made for it": changed(
+    "changed after it was signed": with_foreign_payload,
+    "for another client": with_claims(aud="somebody-else"),
+    "for another client too, and made for it": with_claims(
         aud=[CLIENT, "somebody-else"], azp="somebody-else"
     ),
-    "for several, of which none is named": changed(aud=[CLIENT, "somebody-else"]),
-    "of another provider": changed(iss="http://127.0.0.1:1"),
-    "of another sign-in": changed(nonce="of-another"),
-    "without a nonce": changed(nonce=None),
-    "expired": changed(iat=NOW - 7200, exp=NOW - 3600),
-    "for ever": changed(exp=None),
-    "of the future": changed(iat=NOW + 7200, exp=NOW + 10_800),
-    "of nobody": changed(sub=None),
+    "for several, of which none is named": with_claims(aud=[CLIENT, "somebody-else"]),
+    "of another provider": with_claims(iss="http://127.0.0.1:1"),
+    "of another sign-in": with_claims(nonce="of-another"),
+    "without a nonce": with_claims(nonce=None),
+    "expired": with_claims(iat=NOW - 7200, exp=NOW - 3600),
+    "for ever": with_claims(exp=None),
+    "of the future": with_claims(iat=NOW + 7200, exp=NOW + 10_800),
+    "of nobody": with_claims(sub=None),
     "no token": lambda *_: "rubbish",
     "nothing": lambda *_: "",
 }
 
 
-@pytest.mark.parametrize("how", FORGED)
-async def test_a_forged_id_token_is_refused(there: Provider, how: str) -> None:
-    async with at_server(settings(there.issuer)) as browser:
-        there.forge = FORGED[how]
-        got = await sign_in(browser)
-        assert (got.status, "the ID token is refused" in got.text) == (403, True), got.text
+@pytest.mark.parametrize("forgery", FORGED)
+async def test_a_forged_id_token_is_refused(identity_provider: Provider, forgery: str) -> None:
+    async with at_server(settings(identity_provider.issuer)) as browser:
+        identity_provider.forge = FORGED[forgery]
+        response = await sign_in(browser)
+        assert (response.status, "the ID token is refused" in response.text) == (403, True), (
+            response.text
+        )
         assert (await browser.get("/")).headers["Location"] == "/sign-in"
-        there.forge = honest  # and it was the forgery that was refused
+        identity_provider.forge = honest  # the refusal was caused by the forgery alone
         assert (await sign_in(browser)).status == 200
 
 
-async def test_a_sign_in_response_counts_once_and_only_in_its_browser(there: Provider) -> None:
-    async with at_server(settings(there.issuer)) as browser:
+async def test_a_sign_in_response_counts_once_and_only_in_its_browser(
+    identity_provider: Provider,
+) -> None:
+    async with at_server(settings(identity_provider.issuer)) as browser:
         back = await came_back(browser)
         jar = aiohttp.CookieJar(unsafe=True)
         async with aiohttp.ClientSession(
             cookie_jar=jar
-        ) as http:  # a browser that was sent somebody else's answer
-            other = replace(browser, http=http)
-            assert (await other.get(back)).status == 403
-            await came_back(other)
-            assert (await other.get(back)).status == 403  # it has a sign-in of its own under way
-            assert (await other.get("/")).headers["Location"] == "/sign-in"
+        ) as http:  # a browser with a response for another browser
+            other_browser = replace(browser, http=http)
+            assert (await other_browser.get(back)).status == 403
+            await came_back(other_browser)
+            assert (await other_browser.get(back)).status == 403  # it has started its own sign-in
+            assert (await other_browser.get("/")).headers["Location"] == "/sign-in"
         cookies = {cookie.key: cookie.value for cookie in browser.http.cookie_jar}
         assert (await browser.get(back)).status == 200
         browser.http.cookie_jar.clear()
         browser.http.cookie_jar.update_cookies(cookies)
-        got = await browser.get(back)
-        assert (got.status, "was already completed" in got.text) == (403, True)
+        response = await browser.get(back)
+        assert (response.status, "was already completed" in response.text) == (403, True)
         assert (await browser.get("/")).headers["Location"] == "/sign-in"
 
 
-async def test_a_slow_sign_in_expires(there: Provider) -> None:
-    async with at_server(settings(there.issuer), sign_in_seconds=0.2) as browser:
+async def test_a_slow_sign_in_expires(identity_provider: Provider) -> None:
+    async with at_server(settings(identity_provider.issuer), sign_in_seconds=0.2) as browser:
         back = await came_back(browser)
         await asyncio.sleep(0.3)
         assert (await browser.get(back)).status == 403
 
 
-async def test_a_refusal_of_the_provider_is_shown_as_text(there: Provider) -> None:
-    async with at_server(settings(there.issuer)) as browser:
+async def test_a_refusal_of_the_provider_is_shown_as_text(identity_provider: Provider) -> None:
+    async with at_server(settings(identity_provider.issuer)) as browser:
         state = (await came_back(browser)).partition("state=")[2]
-        output_text = urlencode(
-            {"state": state, "error": "access_denied", "error_description": HOSTILE}
-        )
-        got = await browser.get(f"/sign-in/oidc/done?{output_text}")
-        assert (got.status, SHOWN in got.text) == (403, True)
+        query = urlencode({"state": state, "error": "access_denied", "error_description": HOSTILE})
+        response = await browser.get(f"/sign-in/oidc/done?{query}")
+        assert (response.status, SHOWN in response.text) == (403, True)
 
 
-async def test_a_response_from_another_provider_is_refused(there: Provider) -> None:
-    there.about = {"authorization_response_iss_parameter_supported": True}
-    async with at_server(settings(there.issuer)) as browser:
+async def test_a_response_from_another_provider_is_refused(identity_provider: Provider) -> None:
+    identity_provider.about = {"authorization_response_iss_parameter_supported": True}
+    async with at_server(settings(identity_provider.issuer)) as browser:
         back = await came_back(browser)
         assert (await browser.get(f"{back}&iss=http://127.0.0.1:1")).status == 403
-        assert (await sign_in(browser)).status == 403  # it promised to say who it is, and did not
-        assert (await browser.get(f"{await came_back(browser)}&iss={there.issuer}")).status == 200
+        assert (
+            await sign_in(browser)
+        ).status == 403  # the metadata promises the parameter `iss`, which is missing
+        assert (
+            await browser.get(f"{await came_back(browser)}&iss={identity_provider.issuer}")
+        ).status == 200
 
 
-async def test_a_new_key_is_fetched_after_a_delay_and_other_key_types_work(there: Provider) -> None:
-    there.published, now = ("one",), [0.0]
-    client = Client(settings(there.issuer), lambda: now[0])
+async def test_a_new_key_is_fetched_after_a_delay_and_other_key_types_work(
+    identity_provider: Provider,
+) -> None:
+    identity_provider.published, now = ("one",), [0.0]
+    client = Client(settings(identity_provider.issuer), lambda: now[0])
     dependencies = api_dependencies(MemoryDeliberations())
     async with (
         http_server(
@@ -224,16 +249,16 @@ async def test_a_new_key_is_fetched_after_a_delay_and_other_key_types_work(there
     ):
         browser = Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
         assert (await sign_in(browser)).status == 200
-        there.published, there.kid = ("one", "two"), "two"
+        identity_provider.published, identity_provider.kid = ("one", "two"), "two"
         assert (
             "no key &#39;two&#39;" in (await sign_in(browser)).text
-        )  # not looked for with each token
+        )  # unknown keys are not requested for every token
         now[0] = 31
         assert (await sign_in(browser)).status == 200
 
 
 @pytest.mark.parametrize(
-    ("more", "claims", "name"),
+    ("overrides", "claims", "name"),
     [
         ({}, {"sub": "auth0|5f7"}, "auth0-5f7-"),
         ({}, {"sub": "local"}, "local-"),
@@ -258,30 +283,34 @@ async def test_a_new_key_is_fetched_after_a_delay_and_other_key_types_work(there
     ],
 )
 async def test_the_user_name_comes_from_the_configured_claims(
-    there: Provider, more: dict[str, Any], claims: dict[str, Any], name: str
+    identity_provider: Provider, overrides: dict[str, Any], claims: dict[str, Any], name: str
 ) -> None:
-    there.claims = {"sub": "ann", "groups": ["product"]} | claims
-    async with at_server(settings(there.issuer, **more)) as browser:
+    identity_provider.claims = {"sub": "ann", "groups": ["product"]} | claims
+    async with at_server(settings(identity_provider.issuer, **overrides)) as browser:
         assert (await sign_in(browser)).status == (200 if name else 403)
-        got = await browser.get("/")
-        assert (f"Sign out {name}" in got.text) if name else got.headers["Location"] == "/sign-in"
+        response = await browser.get("/")
+        assert (
+            (f"Sign out {name}" in response.text)
+            if name
+            else response.headers["Location"] == "/sign-in"
+        )
 
 
-async def test_a_tenants_users_see_only_its_stories(there: Provider) -> None:
+async def test_a_tenants_users_see_only_its_stories(identity_provider: Provider) -> None:
     from support.browsing import DRAFT
 
-    async with at_server(settings(there.issuer, tenant_claim="org")) as browser:
+    async with at_server(settings(identity_provider.issuer, tenant_claim="org")) as browser:
         await browser.dependencies.stories.board.create(
             DRAFT, Principal("bob", "team-b"), key="one"
         )
         for tenant, sees in (("team-a", False), ("team-b", True)):
-            there.claims = {"sub": "ann", "groups": ["product"], "org": tenant}
+            identity_provider.claims = {"sub": "ann", "groups": ["product"], "org": tenant}
             await sign_in(browser)
             assert (DRAFT.title in (await browser.get("/")).text) is sees
 
 
 @pytest.mark.parametrize(
-    ("about", "output_text"),
+    ("about", "message"),
     [
         ({"issuer": "http://127.0.0.1:1"}, "its issuer is"),
         ({"code_challenge_methods_supported": ["plain"]}, "PKCE"),
@@ -290,17 +319,19 @@ async def test_a_tenants_users_see_only_its_stories(there: Provider) -> None:
     ],
 )
 async def test_a_wrong_provider_is_reported_at_the_start(
-    there: Provider, about: dict[str, Any], output_text: str
+    identity_provider: Provider, about: dict[str, Any], message: str
 ) -> None:
-    there.about = about
-    with pytest.raises(ConfigurationError, match=output_text):
-        async with at_server(settings(there.issuer)):
+    identity_provider.about = about
+    with pytest.raises(ConfigurationError, match=message):
+        async with at_server(settings(identity_provider.issuer)):
             pass
 
 
-async def test_an_issuer_that_does_not_answer_is_reported_at_the_start(there: Provider) -> None:
+async def test_an_issuer_that_does_not_answer_is_reported_at_the_start(
+    identity_provider: Provider,
+) -> None:
     with pytest.raises(ConfigurationError, match="404"):
-        async with at_server(settings(f"{there.issuer}/realms/main")):
+        async with at_server(settings(f"{identity_provider.issuer}/realms/main")):
             pass
     with pytest.raises(ConfigurationError, match="https://"):
         Client(settings("http://id.example.org"))
@@ -308,15 +339,21 @@ async def test_an_issuer_that_does_not_answer_is_reported_at_the_start(there: Pr
 
 async def test_an_unreachable_provider_keeps_nobody_else_out() -> None:
     async with at_server(settings("http://127.0.0.1:1")) as browser:
-        got = await browser.get("/sign-in/oidc")
-        assert (got.status, "cannot be reached" in got.text) == (503, True)
+        response = await browser.get("/sign-in/oidc")
+        assert (response.status, "cannot be reached" in response.text) == (503, True)
         await browser.sign_in()
 
 
-async def test_a_wrong_secret_is_reported_and_not_shown(there: Provider) -> None:
-    async with at_server(settings(there.issuer, client_secret="another secret")) as browser:
-        got = await sign_in(browser)
-        assert (got.status, "invalid_client" in got.text, "another secret" in got.text) == (
+async def test_a_wrong_secret_is_reported_and_not_shown(identity_provider: Provider) -> None:
+    async with at_server(
+        settings(identity_provider.issuer, client_secret="another secret")
+    ) as browser:
+        response = await sign_in(browser)
+        assert (
+            response.status,
+            "invalid_client" in response.text,
+            "another secret" in response.text,
+        ) == (
             403,
             True,
             False,
@@ -324,7 +361,7 @@ async def test_a_wrong_secret_is_reported_and_not_shown(there: Provider) -> None
 
 
 def test_incomplete_settings_are_reported() -> None:
-    for given, output_text in (
+    for incomplete_settings, message in (
         ({"client_id": "a"}, "oidc.issuer is missing"),
         ({"issuer": "https://id.example.org"}, "oidc.client_id is missing"),
         ({"issuer": "https://id.example.org", "client_id": "a"}, "oidc.roles is empty"),
@@ -334,16 +371,21 @@ def test_incomplete_settings_are_reported() -> None:
         ),
         ({"url": "https://a.example/path"}, "url"),
     ):
-        with pytest.raises(ValidationError, match=output_text):
-            config.OidcSettings(**given)
+        with pytest.raises(ValidationError, match=message):
+            config.OidcSettings(**incomplete_settings)
 
 
-async def test_a_page_reachable_by_others_requires_its_url(there: Provider, tmp_path: Any) -> None:
+async def test_a_page_reachable_by_others_requires_its_url(
+    identity_provider: Provider, tmp_path: Any
+) -> None:
     from moothall.api.http.server import _check_provider
 
     with pytest.raises(ConfigurationError, match=r"set oidc\.url"):
-        await _check_provider(Client(settings(there.issuer)), config.WebSettings(host="0.0.0.0"))  # noqa: S104 - not bound
+        await _check_provider(
+            Client(settings(identity_provider.issuer)),
+            config.WebSettings(host="0.0.0.0"),  # noqa: S104 - not bound
+        )
     await _check_provider(
-        Client(settings(there.issuer, url="https://a.example")),
+        Client(settings(identity_provider.issuer, url="https://a.example")),
         config.WebSettings(host="0.0.0.0"),  # noqa: S104 - not bound
     )

@@ -1,6 +1,4 @@
-"""Parked requests on the page: operators see what waits and say their word, once; others see
-nothing.
-"""
+"""Parked requests on the page: operators see them and decide each once; other users see nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ ITEM = Parked(
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """A browser of a server whose guard lets requests wait."""
+    """A browser of a server whose gateway parks requests."""
 
     browser: Browser
     bus: MemoryBus
@@ -54,15 +52,15 @@ class App:
 @pytest.fixture
 async def app(tmp_path: Path) -> AsyncIterator[App]:
     bus = MemoryBus()
-    async with open_session_manager(tmp_path, bus) as behind:
-        assert behind.parking is not None
+    async with open_session_manager(tmp_path, bus) as backend:
+        assert backend.parking is not None
         dependencies = with_parts(
             api_dependencies(MemoryDeliberations()),
-            sessions=behind.session_manager,
-            approvals=behind.parking,
+            sessions=backend.session_manager,
+            approvals=backend.parking,
         )
         async with serving_page(dependencies) as browser:
-            yield App(browser, bus, behind.parking)
+            yield App(browser, bus, backend.parking)
 
 
 async def test_an_operator_sees_parked_requests_and_decides_each_once(app: App) -> None:
@@ -71,26 +69,26 @@ async def test_an_operator_sees_parked_requests_and_decides_each_once(app: App) 
     await app.park(
         ITEM, replace(ITEM, id="b2", request_id="r-2"), replace(ITEM, id="c3", tenant="elsewhere")
     )
-    shown = (await app.browser.get("/system/parked")).text
-    assert shown.count('class="panel"') == 2
-    assert shown.count("<script") == shown.count("<script src=")
-    assert shown.count(SHOWN) == 6
+    page = (await app.browser.get("/system/parked")).text
+    assert page.count('class="panel"') == 2
+    assert page.count("<script") == page.count("<script src=")
+    assert page.count(SHOWN) == 6
     allowed = await app.browser.send("/system/parked/a1", form=form, do="allow", reason="fine")
     assert (allowed.status, allowed.headers["Location"]) == (303, "/system/parked")
     assert (
         await app.browser.send("/system/parked/b2", form=form, do="refuse", reason="no")
     ).status == 303
     assert "There are no parked requests." in (await app.browser.get("/system/parked")).text
-    kept = await app.bus.bucket(BUCKET).entries()
-    received = {
+    stored = await app.bus.bucket(BUCKET).entries()
+    decisions = {
         key: (item["state"], item["approver"], item["comment"], bool(item["grant"][0]))
-        for key, item in kept.items()
+        for key, item in stored.items()
     }
-    assert received["local.a1"] == ("allowed", "local", "fine", True)
-    assert received["local.b2"] == ("refused", "local", "no", False)
-    assert received["elsewhere.c3"] == ("waiting", "", "", False)
-    again = await app.browser.send("/system/parked/a1", form=form, do="refuse")
-    assert (again.status, "it was allowed already" in again.text) == (400, True)
+    assert decisions["local.a1"] == ("allowed", "local", "fine", True)
+    assert decisions["local.b2"] == ("refused", "local", "no", False)
+    assert decisions["elsewhere.c3"] == ("waiting", "", "", False)
+    response = await app.browser.send("/system/parked/a1", form=form, do="refuse")
+    assert (response.status, "it was allowed already" in response.text) == (400, True)
 
 
 async def test_invalid_decisions_and_decisions_of_others_change_nothing(app: App) -> None:
@@ -99,8 +97,8 @@ async def test_invalid_decisions_and_decisions_of_others_change_nothing(app: App
     assert (await app.browser.send("/system/parked/a1", form="other", do="allow")).status == 403
     assert (await app.browser.send("/system/parked/a1", form=form, do="maybe")).status == 400
     assert (await app.browser.send("/system/parked/nothing", form=form, do="allow")).status == 404
-    mine = await app.browser.sign_in(OTHER)
+    own_form = await app.browser.sign_in(OTHER)
     assert (await app.browser.get("/system/parked")).status == 403
-    assert (await app.browser.send("/system/parked/a1", form=mine, do="allow")).status == 403
+    assert (await app.browser.send("/system/parked/a1", form=own_form, do="allow")).status == 403
     assert "/system/parked" not in (await app.browser.get("/system")).text
     assert [item.id for item in app.parking.list_waiting("local")] == ["a1"]

@@ -1,4 +1,4 @@
-"""Many who listen to one board: what they cost, and what they hear."""
+"""Many subscribers of one board: their cost, and the events that they receive."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MANY = 40
 
 
 class CountingBus(MemoryBus):
-    """Counts who follows it, and how often it was read."""
+    """A bus that counts its followers and reads."""
 
     follows = reads = 0
 
@@ -78,7 +78,7 @@ async def listen(browser: Browser, stack: AsyncExitStack) -> aiohttp.ClientRespo
     return stream
 
 
-async def received(stream: aiohttp.ClientResponse) -> tuple[int, list[str]]:
+async def read_change(stream: aiohttp.ClientResponse) -> tuple[int, list[str]]:
     """Return the number of the next change and the stories that changed."""
     async with asyncio.timeout(10):
         while not (line := (await stream.content.readline()).decode()).startswith("id: "):
@@ -96,9 +96,7 @@ async def test_many_readers_share_one_reader_of_the_log(browser: Browser, bus: C
         reads = bus.reads
         streams += [await listen(browser, stack) for _ in range(MANY - 1)]
         assert (bus.follows, bus.reads) == (1, reads)
-        assert (
-            await browser.get("/")
-        ).status == 200  # two calls are allowed, and none of them is in hand
+        assert (await browser.get("/")).status == 200  # two calls are allowed, and none is running
         refused = await browser.get("/changes")
         assert (
             refused.status,
@@ -110,13 +108,13 @@ async def test_many_readers_share_one_reader_of_the_log(browser: Browser, bus: C
             True,
         )
         await browser.dependencies.stories.board.create(DRAFT, TOKENS[TOKEN], key="after")
-        assert len({(await received(stream))[0] for stream in streams}) == 1
+        assert len({(await read_change(stream))[0] for stream in streams}) == 1
         streams[0].close()
         async with asyncio.timeout(10):
             while (await browser.get("/system/tools")).status != 200:
                 await asyncio.sleep(0.01)
         async with asyncio.timeout(10):
-            while True:  # the one that went leaves its place to another
+            while True:  # a disconnected subscriber frees its place
                 async with browser.http.get(f"{browser.url}/changes") as stream:
                     if stream.status == 200:
                         break
@@ -134,11 +132,13 @@ async def test_simultaneous_events_are_sent_once(browser: Browser) -> None:
             await browser.dependencies.stories.board.create(DRAFT, TOKENS[TOKEN], key=str(number))
             for number in range(20)
         ]
-        heard = [await received(stream)]
-        while heard[-1][0] != cards[-1].seq:
-            heard.append(await received(stream))
-        assert len(heard) < len(cards) / 2
-        assert [name for _, names in heard for name in names] == [card.story.id for card in cards]
+        received_events = [await read_change(stream)]
+        while received_events[-1][0] != cards[-1].seq:
+            received_events.append(await read_change(stream))
+        assert len(received_events) < len(cards) / 2
+        assert [name for _, names in received_events for name in names] == [
+            card.story.id for card in cards
+        ]
 
 
 async def test_all_readers_of_a_change_share_one_read_of_the_log(
@@ -148,15 +148,15 @@ async def test_all_readers_of_a_change_share_one_read_of_the_log(
     board, principal = browser.dependencies.stories.board, TOKENS[TOKEN]
     cards = [await board.create(DRAFT, principal, key=str(number)) for number in range(2)]
     await browser.get("/")
-    before = bus.reads
+    reads_before = bus.reads
     for _ in range(5):
         assert cards[1].story.id in (await browser.get(f"/cards?after={cards[0].seq}")).text
-    assert bus.reads == before
+    assert bus.reads == reads_before
     latest = await board.create(DRAFT, principal, key="latest")
-    before = bus.reads
+    reads_before = bus.reads
     for _ in range(5):
         assert latest.story.id in (await browser.get(f"/cards?after={cards[1].seq}")).text
-    assert bus.reads == before + 2  # the first event of the log, and the new ones
+    assert bus.reads == reads_before + 2  # the first event of the log, and the new ones
 
 
 async def test_a_reconnecting_client_gets_the_changes_since(browser: Browser) -> None:
@@ -166,13 +166,13 @@ async def test_a_reconnecting_client_gets_the_changes_since(browser: Browser) ->
     missed = (cards[-1].seq, [card.story.id for card in cards[1:]])
     url = f"{browser.url}/changes?after="
     async with browser.http.get(f"{url}{cards[0].seq}") as stream:
-        assert sorted((await received(stream))[1]) == sorted(missed[1])
+        assert sorted((await read_change(stream))[1]) == sorted(missed[1])
     header = {"Last-Event-ID": str(cards[1].seq)}
     async with browser.http.get(f"{url}{cards[0].seq}", headers=header) as stream:
-        assert await received(stream) == (cards[-1].seq, [cards[-1].story.id])
+        assert await read_change(stream) == (cards[-1].seq, [cards[-1].story.id])
     async with browser.http.get(f"{url}{cards[-1].seq}") as stream:
         latest = await board.create(DRAFT, principal, key="latest")
-        assert await received(stream) == (latest.seq, [latest.story.id])
+        assert await read_change(stream) == (latest.seq, [latest.story.id])
     assert (await browser.get("/changes?after=-1")).status == 400
 
 
@@ -188,8 +188,8 @@ async def test_readers_of_one_tenant_receive_nothing_of_another(browser: Browser
     async with AsyncExitStack() as stack:
         stream = await listen(browser, stack)
         await browser.dependencies.stories.board.create(DRAFT, TOKENS[TOKEN], key="theirs")
-        own = await browser.dependencies.stories.board.create(DRAFT, TOKENS[OTHER], key="own")
-        assert await received(stream) == (own.seq, [own.story.id])
+        own_card = await browser.dependencies.stories.board.create(DRAFT, TOKENS[OTHER], key="own")
+        assert await read_change(stream) == (own_card.seq, [own_card.story.id])
 
 
 async def test_a_reconnected_subscriber_gets_missed_and_new_events_once(
@@ -197,12 +197,12 @@ async def test_a_reconnected_subscriber_gets_missed_and_new_events_once(
 ) -> None:
     board, principal = browser.dependencies.stories.board, TOKENS[TOKEN]
     cards = [await board.create(DRAFT, principal, key=str(number)) for number in range(4)]
-    here, late = board.watch(None, principal), board.watch(cards[0].seq, principal)
-    assert await anext(here) == []
+    current, late = board.watch(None, principal), board.watch(cards[0].seq, principal)
+    assert await anext(current) == []
     cards.append(await board.create(DRAFT, principal, key="while it is watched"))
-    assert [moment.seq for moment in await anext(here)] == [cards[-1].seq]
+    assert [moment.seq for moment in await anext(current)] == [cards[-1].seq]
     assert [moment.seq for moment in await anext(late)] == [card.seq for card in cards[1:]]
     cards.append(await board.create(DRAFT, principal, key="last"))
-    for watching in (here, late):
+    for watching in (current, late):
         assert [moment.seq for moment in await anext(watching)] == [cards[-1].seq]
         await watching.aclose()

@@ -1,4 +1,4 @@
-"""The coach's rewrite of a story: its difference, and how it is taken or left."""
+"""The coach's rewrite of a story: its diff, and its acceptance or rejection."""
 
 from __future__ import annotations
 
@@ -54,28 +54,28 @@ async def test_a_rewrite_is_shown_and_accepted(browser: Browser) -> None:
     assert f'action="{story}/rewrite"' in (await browser.get(story)).text
     nothing_yet = await browser.get(f"{story}/rewrite")
     assert (nothing_yet.status, nothing_yet.headers["Location"]) == (303, story)
-    asked = await browser.send(f"{story}/rewrite", form=form)
-    assert asked.status == 303
-    rewrite = asked.headers["Location"]
+    response = await browser.send(f"{story}/rewrite", form=form)
+    assert response.status == 303
+    rewrite = response.headers["Location"]
     assert rewrite.startswith(f"{story}/rewrite?task=")
-    shown = await browser.get(rewrite)
-    assert shown.status == 200
-    assert "<ins>" in shown.text
-    assert SHOWN in shown.text
-    assert shown.text.count("<script") == shown.text.count("<script src=")
+    page = await browser.get(rewrite)
+    assert page.status == 200
+    assert "<ins>" in page.text
+    assert SHOWN in page.text
+    assert page.text.count("<script") == page.text.count("<script src=")
     assert (await board.card(card.story.id, OWNER)).story == card.story, "nothing is stored yet"
     fields = {
         name: html.unescape(value)
-        for name, value in re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', shown.text)
+        for name, value in re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', page.text)
     }
     assert BETTER in fields["criteria"].splitlines()
     place = rewrite.partition("?")[2]
-    assert f'href="{story}/edit?{place.replace("&", "&amp;")}"' in shown.text
+    assert f'href="{story}/edit?{place.replace("&", "&amp;")}"' in page.text
     edited = (await browser.get(f"{story}/edit?{place}")).text
     assert BETTER in html.unescape(edited)
     assert BETTER not in html.unescape((await browser.get(f"{story}/edit")).text)
-    taken = await browser.send(f"{story}/edit", **fields, do="save")
-    assert (taken.status, taken.headers["Location"]) == (303, story)
+    saved = await browser.send(f"{story}/edit", **fields, do="save")
+    assert (saved.status, saved.headers["Location"]) == (303, story)
     changed = await board.card(card.story.id, OWNER)
     assert changed.story.ac[0] == BETTER
     assert (changed.story.repository_name, changed.position.rigor) == ("repo", "L2")
@@ -90,9 +90,9 @@ async def test_a_good_story_is_not_rewritten(browser: Browser) -> None:
         "Export", "As a clerk, I want it, so that I sleep.", (BETTER, BETTER[:-3] + "405")
     )
     card = await browser.dependencies.stories.board.create(draft, OWNER, key="1")
-    asked = await browser.send(f"/stories/{card.story.id}/rewrite", form=form)
-    shown = await browser.get(asked.headers["Location"])
-    assert "has nothing to change" in shown.text
+    response = await browser.send(f"/stories/{card.story.id}/rewrite", form=form)
+    page = await browser.get(response.headers["Location"])
+    assert "has nothing to change" in page.text
 
 
 async def test_a_story_is_rewritten_only_for_its_owner_and_before_the_design(
@@ -104,20 +104,20 @@ async def test_a_story_is_rewritten_only_for_its_owner_and_before_the_design(
     assert (await browser.send(path, form="other")).status == 403
     await browser.dependencies.stories.board.move(card.story.id, "archive", OWNER)
     assert (await browser.send(path, form=form)).status == 403
-    other = await browser.sign_in(OTHER)
-    assert (await browser.send(path, form=other)).status == 404
+    other_form = await browser.sign_in(OTHER)
+    assert (await browser.send(path, form=other_form)).status == 404
 
 
 async def test_a_first_draft_is_suggested_for_a_goal(browser: Browser) -> None:
     form = await browser.sign_in()
     goal = f"Export {HOSTILE} so that I can book"
-    asked = await browser.send("/stories/suggest", form=form, key="task-mine", goal=goal)
-    assert asked.status == 303
-    assert "task=task-mine" in asked.headers["Location"]
-    shown = (await browser.get(asked.headers["Location"])).text
-    assert "so that I can book." in shown
-    assert "Given &lt;a state&gt;" in shown
-    assert HOSTILE not in shown
+    response = await browser.send("/stories/suggest", form=form, key="task-mine", goal=goal)
+    assert response.status == 303
+    assert "task=task-mine" in response.headers["Location"]
+    page = (await browser.get(response.headers["Location"])).text
+    assert "so that I can book." in page
+    assert "Given &lt;a state&gt;" in page
+    assert HOSTILE not in page
     assert await browser.dependencies.stories.board.cards(OWNER) == [], "nothing is stored"
     empty = await browser.send("/stories/suggest", form=form, key="task-2", goal=" ")
     assert (empty.status, "the goal is empty" in empty.text) == (400, True)

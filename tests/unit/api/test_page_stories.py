@@ -48,10 +48,10 @@ async def test_a_story_is_edited_on_the_page(browser: Browser) -> None:
     card = await create(browser, "Export", repository="repo", rigor="L2")
     path = f"/stories/{card.story.id}/edit"
     assert f'href="{path}"' in (await browser.get(f"/stories/{card.story.id}")).text
-    shown = (await browser.get(path)).text
-    assert 'value="Export"' in shown
-    assert '<option value="L2" selected>' in shown
-    assert 'value="repo"' in shown
+    page = (await browser.get(path)).text
+    assert 'value="Export"' in page
+    assert '<option value="L2" selected>' in page
+    assert 'value="repo"' in page
     fields = {"form": form, "seq": str(card.seq), "rigor": "L0", "tokens": "5000", "cost": "1.5"}
     saved = await browser.send(path, do="save", title="Export a month", criteria="A\nB", **fields)
     assert (saved.status, saved.headers["Location"]) == (303, f"/stories/{card.story.id}")
@@ -98,8 +98,8 @@ async def test_a_conflicting_edit_keeps_the_typed_text(browser: Browser) -> None
 )
 async def test_an_invalid_budget_is_refused(browser: Browser, field: str, value: str) -> None:
     form = await browser.sign_in()
-    sent = {"title": "Export", "do": "save", "form": form, field: value}
-    answer = await browser.send("/stories/new", **sent)
+    fields = {"title": "Export", "do": "save", "form": form, field: value}
+    answer = await browser.send("/stories/new", **fields)
     assert (answer.status, "a whole number of tokens" in answer.text) == (400, True)
     assert await browser.dependencies.stories.board.cards(OWNER) == []
 
@@ -108,8 +108,8 @@ async def test_the_board_is_filtered_by_its_url_parameters(browser: Browser) -> 
     await browser.sign_in()
     await create(browser, "Export invoices", repository="shop")
     await create(browser, "Import orders", repository="store")
-    gone = await create(browser, "Print labels")
-    await browser.dependencies.stories.board.move(gone.story.id, "archive", OWNER)
+    archived = await create(browser, "Print labels")
+    await browser.dependencies.stories.board.move(archived.story.id, "archive", OWNER)
     for query, titles in (
         ("", {"Export invoices", "Import orders"}),
         ("?q=EXPORT+inv", {"Export invoices"}),
@@ -157,10 +157,11 @@ async def test_a_card_shows_the_status_of_its_story() -> None:
 
 
 async def test_sign_in_leads_back_to_the_page(browser: Browser) -> None:
-    away = await browser.get("/stories/new?x=1")
-    assert away.headers["Location"] == "/sign-in?next=%2Fstories%2Fnew%3Fx%3D1"
+    redirect = await browser.get("/stories/new?x=1")
+    assert redirect.headers["Location"] == "/sign-in?next=%2Fstories%2Fnew%3Fx%3D1"
     assert (
-        'name="next" value="/stories/new?x=1"' in (await browser.get(away.headers["Location"])).text
+        'name="next" value="/stories/new?x=1"'
+        in (await browser.get(redirect.headers["Location"])).text
     )
     signed_in = await browser.send("/sign-in", token=TOKEN, next="/stories/new?x=1")
     assert signed_in.headers["Location"] == "/stories/new?x=1"
@@ -184,7 +185,7 @@ def test_sign_in_redirects_to_no_other_site(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "visible_text"),
     [
         ("\U0001f468\u200d\U0001f469\u200d\U0001f467", None),
         ("\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", None),
@@ -193,8 +194,10 @@ def test_sign_in_redirects_to_no_other_site(path: str) -> None:
         ("\u4e2d\u200c", "\u4e2d\u27e8U+200C\u27e9"),
     ],
 )
-def test_joiners_are_kept_where_words_and_emoji_need_them(text: str, shown: str | None) -> None:
-    assert make_visible(text) == (text if shown is None else shown)
+def test_joiners_are_kept_where_words_and_emoji_need_them(
+    text: str, visible_text: str | None
+) -> None:
+    assert make_visible(text) == (text if visible_text is None else visible_text)
 
 
 async def test_runs_are_listed_searched_and_paged(browser: Browser) -> None:
@@ -212,11 +215,11 @@ async def test_runs_are_listed_searched_and_paged(browser: Browser) -> None:
     assert listed.count('href="/councils/') == 50
     second = (await browser.get("/runs?page=2")).text
     assert second.count('href="/councils/') == 2
-    found = (await browser.get("/runs?q=task-51")).text
-    assert found.count('href="/councils/') == 1
+    page = (await browser.get("/runs?q=task-51")).text
+    assert page.count('href="/councils/') == 1
     assert "No run matches." in (await browser.get("/runs?state=failed")).text
     longest = (await browser.get("/runs?sort=time&page=2")).text
     assert re.findall(r'href="/councils/([^"]+)"', longest) == ["task-1", "task-0"]
     assert 'aria-sort="descending">Time' in longest
-    for wrong in ("sort=luck", "page=0", "page=x", "page=999", "state=lost"):
-        assert (await browser.get(f"/runs?{wrong}")).status == 400
+    for query in ("sort=luck", "page=0", "page=x", "page=999", "state=lost"):
+        assert (await browser.get(f"/runs?{query}")).status == 400

@@ -32,20 +32,24 @@ CRITERIA = ("It greets.", "It is polite.", "It is quiet.")
 
 
 def council(
-    number: int, *criteria: str, fixed: tuple[str, ...] = (), own: tuple[str, ...] = (), **more: Any
+    number: int,
+    *criteria: str,
+    fixed: tuple[str, ...] = (),
+    own_tests: tuple[str, ...] = (),
+    **fields: Any,
 ) -> TaskCouncil:
     """Return a task whose council has one candidate."""
     story = Story(f"task-{number}").begun().proposed(FIRST, "good")
     evidence = [Evidence("tests", Verdict.PASSED, passed=1)]
-    if own:
-        evidence.append(Evidence(OWN_TESTS, Verdict.PASSED, shown=own))
+    if own_tests:
+        evidence.append(Evidence(OWN_TESTS, Verdict.PASSED, shown=own_tests))
     facts = {"applies": True, "required": ["tests"], "proven": bool(fixed), "fixed": fixed}
     common = {"seat": FIRST, "candidate": FIRST}
     for item in evidence:
         story.add(EventType.CHECK_FINISHED, {**common, "evidence": dump(item)})
     applies = dump(Evidence("applies", Verdict.PASSED))
     story.add(EventType.CHECK_FINISHED, {**common, "evidence": applies, "assessment": facts})
-    if review := more.get("review"):
+    if review := fields.get("review"):
         story.add(
             EventType.SEAT_REVIEWED, {"seat": SECOND, "candidate": FIRST, "review": dump(review)}
         )
@@ -59,7 +63,7 @@ def council(
         TaskId(f"task-{number}"),
         "dev",
         "",
-        status=more.get("status", WON),
+        status=fields.get("status", WON),
         begun=True,
         criteria=criteria,
     )
@@ -76,7 +80,7 @@ def test_a_criterion_is_shown_only_by_the_tests_of_its_tasks() -> None:
     review = Review(SECOND, FIRST, 0.9, met=(CRITERIA[0],), unmet=(CRITERIA[1],))
     result = result_of(
         council(1, CRITERIA[0], fixed=("test_greets",), review=review),
-        council(2, CRITERIA[1], own=("test_polite",)),
+        council(2, CRITERIA[1], own_tests=("test_polite",)),
     )
     greets, polite, quiet = result.criteria
     assert (greets.tests, greets.is_shown) == ((ShownBy("test_greets", REPOSITORY),), True)

@@ -1,5 +1,5 @@
-"""From a line to its approver, and the graph a node at a time: a real repository, and a graph that
-answers what a test wrote.
+"""The path from a line to its approver, and navigation of the graph: a real repository, and a fake
+graph with planned answers.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ ROW: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """A browser that is signed in, a graph behind it, and a repository `project` of two commits."""
+    """A signed-in browser, a fake graph, and a repository `project` with two commits."""
 
     browser: Browser
     graph: MemoryGraph
     head: str
 
-    async def shown(self, at: str, **requested: str) -> str:
-        got = await self.browser.get(f"{at}?{urlencode(requested)}")
-        assert got.status == 200, got.text
-        assert got.text.count("<script") == got.text.count("<script src=")
-        return got.text
+    async def read_page(self, at: str, **query: str) -> str:
+        response = await self.browser.get(f"{at}?{urlencode(query)}")
+        assert response.status == 200, response.text
+        assert response.text.count("<script") == response.text.count("<script src=")
+        return response.text
 
 
 @pytest.fixture
@@ -82,35 +82,35 @@ async def app(tmp_path: Path) -> AsyncIterator[App]:
 
 
 async def test_the_origin_of_a_line_is_found_from_repository_to_approver(app: App) -> None:
-    assert "<option>project</option>" in await app.shown("/origins")
-    files = await app.shown("/origins", repository="project")
+    assert "<option>project</option>" in await app.read_page("/origins")
+    files = await app.read_page("/origins", repository="project")
     assert f"ref={app.head}&amp;path=src/a.py" in files
-    text = await app.shown("/origins", repository="project", ref=app.head, path="src/a.py")
+    text = await app.read_page("/origins", repository="project", ref=app.head, path="src/a.py")
     assert text.count('class="line') == 400
     assert "The file has more lines" in text
     app.graph.announce("provenance", ROW)
-    shown = await app.shown("/origins", repository="project", path="src/a.py", line="900")
+    page = await app.read_page("/origins", repository="project", path="src/a.py", line="900")
     assert app.graph.requested[-1] == (
         "provenance",
         {"tenant": "local", "commit_sha": app.head, "path": "src/a.py"},
     )
-    assert shown.count(SHOWN) == 6, "the line twice, headline, approach, review and decision"
+    assert page.count(SHOWN) == 6, "the line twice, headline, approach, review and decision"
     for words in (
         "Line 900 of src/a.py",
         'href="/stories/story-1"',
         'href="/councils/task-1"',
         "<strong>pat</strong> approved",
     ):
-        assert words in shown
-    assert 'aria-current="true"' in shown
-    assert "The file has more lines" not in shown
+        assert words in page
+    assert 'aria-current="true"' in page
+    assert "The file has more lines" not in page
 
 
 async def test_unknown_ids_and_an_unreachable_graph_are_reported(
     app: App,
 ) -> None:
-    shown = await app.shown("/origins", repository="project", path="src/a.py", line="900")
-    assert "No council of this server created it" in shown
+    page = await app.read_page("/origins", repository="project", path="src/a.py", line="900")
+    assert "No council of this server created it" in page
 
     async def down(_question: str, **_parameters: Any) -> Any:
         raise GraphUnavailable("it is away")
@@ -124,13 +124,16 @@ async def test_unknown_ids_and_an_unreachable_graph_are_reported(
     ) as served:
         browser = Browser(app.browser.http, f"http://127.0.0.1:{served.port}", dependencies)
         await browser.sign_in()
-        got = await browser.get("/origins?repository=project&path=src/a.py&line=900")
-        assert (got.status, "cannot be queried now: it is away" in got.text) == (200, True)
+        response = await browser.get("/origins?repository=project&path=src/a.py&line=900")
+        assert (response.status, "cannot be queried now: it is away" in response.text) == (
+            200,
+            True,
+        )
         assert (await browser.get("/graph?label=Story&id=story-1")).status == 503
 
 
 @pytest.mark.parametrize(
-    ("requested", "status"),
+    ("query", "status"),
     [
         ({"repository": "nothing"}, 404),
         ({"repository": "project", "path": "nothing.py"}, 404),
@@ -143,12 +146,10 @@ async def test_unknown_ids_and_an_unreachable_graph_are_reported(
         ({"repository": "/etc"}, 400),
     ],
 )
-async def test_unknown_origins_are_refused(
-    app: App, requested: dict[str, str], status: int
-) -> None:
-    got = await app.browser.get(f"/origins?{urlencode(requested)}")
-    assert got.status == status, got.text
-    assert "Traceback" not in got.text
+async def test_unknown_origins_are_refused(app: App, query: dict[str, str], status: int) -> None:
+    response = await app.browser.get(f"/origins?{urlencode(query)}")
+    assert response.status == status, response.text
+    assert "Traceback" not in response.text
 
 
 async def test_another_tenant_sees_no_repository_and_no_node(app: App) -> None:
@@ -161,20 +162,20 @@ async def test_another_tenant_sees_no_repository_and_no_node(app: App) -> None:
         },
     )
     await app.browser.sign_in(OTHER)
-    assert "No repository is registered" in await app.shown("/origins")
+    assert "No repository is registered" in await app.read_page("/origins")
     assert (await app.browser.get("/origins?repository=project")).status == 404
     assert (await app.browser.get("/graph?label=Story&id=s")).status == 404
     assert app.graph.requested[-1][1]["tenant"] == TOKENS[OTHER].tenant
 
 
 async def test_the_graph_is_navigated_from_a_story_to_its_neighbours(app: App) -> None:
-    assert "There are no stories yet." in await app.shown("/graph")
+    assert "There are no stories yet." in await app.read_page("/graph")
     card = await app.browser.dependencies.stories.board.create(
         replace(DRAFT, title=HOSTILE), LOCAL, key="1"
     )
-    begin = await app.shown("/graph")
+    begin = await app.read_page("/graph")
     assert f"/graph?label=Story&amp;id={card.story.id}" in begin
-    here, task, word = (
+    story, task, word = (
         {"label": label, "id": name}
         for label, name in (("Story", "s"), ("Task", "t/1"), ("Comment", "c"))
     )
@@ -182,7 +183,7 @@ async def test_the_graph_is_navigated_from_a_story_to_its_neighbours(app: App) -
         "neighbours",
         {
             "node": {
-                **here,
+                **story,
                 "properties": {"headline": HOSTILE, "criteria": ["a", HOSTILE], "brief": ""},
             },
             "neighbours": [
@@ -190,68 +191,68 @@ async def test_the_graph_is_navigated_from_a_story_to_its_neighbours(app: App) -
                 {**word, "properties": {}},
             ],
             "relationships": [
-                {"type": "HAS_TASK", "from": here, "to": task},
-                {"type": "SAID_OF", "from": word, "to": here},
+                {"type": "HAS_TASK", "from": story, "to": task},
+                {"type": "SAID_OF", "from": word, "to": story},
                 {"type": "AWAY", "from": word, "to": task},
             ],
         },
     )
-    shown = await app.shown("/graph", label="Story", id="s")
-    assert "has task <a" in shown
-    assert "</a> said of this" in shown
-    assert ">Task <tspan>has task</tspan></text>" in shown
-    assert ">Comment <tspan>said of →</tspan></text>" in shown
-    assert "AWAY" not in shown.upper(), "it is of others"
-    assert shown.count("<rect") == 3
-    assert shown.count("/graph?label=Task&amp;id=t/1") == 3, "drawn, in words, and to open"
-    assert "It is part of" not in shown, "a description's first words are enough"
-    assert "style=" not in shown
-    assert SHOWN in shown
+    page = await app.read_page("/graph", label="Story", id="s")
+    assert "has task <a" in page
+    assert "</a> said of this" in page
+    assert ">Task <tspan>has task</tspan></text>" in page
+    assert ">Comment <tspan>said of →</tspan></text>" in page
+    assert "AWAY" not in page.upper(), "it belongs to another tenant"
+    assert page.count("<rect") == 3
+    assert page.count("/graph?label=Task&amp;id=t/1") == 3, "in the drawing, as text, and as a link"
+    assert "It is part of" not in page, "only the first words of a description"
+    assert "style=" not in page
+    assert SHOWN in page
     for kind, tasks, comments in (("Task", 2, 0), ("Comment", 0, 2)):
-        only = await app.shown("/graph", label="Story", id="s", kind=kind)
-        neighbours = only.partition("<h2>Neighbours</h2>")[2]
+        filtered = await app.read_page("/graph", label="Story", id="s", kind=kind)
+        neighbours = filtered.partition("<h2>Neighbours</h2>")[2]
         assert neighbours.count("label=Task&amp;id=t/1") == tasks, "its link, and its neighbours"
         assert neighbours.count("label=Comment&amp;id=c") == comments
-        assert "All (2)" in only
-    assert "no such neighbours" in await app.shown("/graph", label="Story", id="s", kind="Plan")
+        assert "All (2)" in filtered
+    assert "no such neighbours" in await app.read_page("/graph", label="Story", id="s", kind="Plan")
 
 
 async def test_a_council_without_a_text_has_the_title_of_its_task(app: App) -> None:
-    here = {"label": "Story", "id": "s"}
+    story_node = {"label": "Story", "id": "s"}
     task = {"label": "Task", "id": "task-1"}
     app.graph.announce(
         "neighbours",
         {
-            "node": {**here, "properties": {}},
+            "node": {**story_node, "properties": {}},
             "neighbours": [{**task, "properties": {}}],
-            "relationships": [{"type": "HAS_TASK", "from": here, "to": task}],
+            "relationships": [{"type": "HAS_TASK", "from": story_node, "to": task}],
         },
     )
-    assert ">Task task-1</a>" in await app.shown("/graph", label="Story", id="s")
+    assert ">Task task-1</a>" in await app.read_page("/graph", label="Story", id="s")
     story = full("task-1")
     outcome = Outcome("task-1", DeliberationStatus.COMPLETED)
     bus = app.browser.dependencies.stories.board._bus
     for event in (*story.events, write(EventType.DELIBERATION_DECIDED, "task-1", dump(outcome))):
         await bus.publish(event)
     title = "Add hello_world() function to src/utils.py"
-    assert f">Task {title}</a>" in await app.shown("/graph", label="Story", id="s")
+    assert f">Task {title}</a>" in await app.read_page("/graph", label="Story", id="s")
 
 
 async def test_forms_offer_the_repositories_of_the_tenant(app: App) -> None:
     for path in ("/stories/new", "/ask"):
-        assert '<option value="project">' in await app.shown(path)
+        assert '<option value="project">' in await app.read_page(path)
     await app.browser.sign_in(OTHER)
     for path in ("/stories/new", "/ask"):
-        assert '<option value="project">' not in await app.shown(path)
+        assert '<option value="project">' not in await app.read_page(path)
 
 
 def test_excess_neighbours_are_not_drawn_and_the_drawing_stays_in_bounds() -> None:
-    near = [
-        Neighbour("Task", str(number), "", "HAS", leads)
-        for leads, many in ((True, 3), (False, 40))
-        for number in range(many)
+    neighbours = [
+        Neighbour("Task", str(number), "", "HAS", is_outgoing)
+        for is_outgoing, count in ((True, 3), (False, 40))
+        for number in range(count)
     ]
-    drawn = draw_around(near)
+    drawn = draw_around(neighbours)
     assert len(drawn.around) == len(drawn.arrows) == 15
     assert all(
         x >= 0 and x + drawn.node <= drawn.width and y >= 0 and y + 52 <= drawn.height

@@ -28,9 +28,9 @@ Serve = Callable[[], AbstractAsyncContextManager[Browser]]
 
 @pytest.fixture
 def people(tmp_path: Path) -> UserAccounts:
-    found = UserAccounts(tmp_path, hasher=CHEAP)
-    found.add("alice", GOOD, roles=["po", "operator"])
-    return found
+    accounts = UserAccounts(tmp_path, hasher=CHEAP)
+    accounts.add("alice", GOOD, roles=["po", "operator"])
+    return accounts
 
 
 @pytest.fixture
@@ -120,14 +120,18 @@ def test_a_session_ends_by_time_sign_out_and_changes_of_its_account(
     people.add("alice", GOOD)
 
     def begin(password: str = GOOD) -> str:
-        made = people.sign_in("alice", password, 60, 9)
-        assert made is not None
-        return made
+        session = people.sign_in("alice", password, 60, 9)
+        assert session is not None
+        return session
 
     late, closed, revoked = begin(), begin(), begin()
     assert late.encode() not in (tmp_path / "accounts.db").read_bytes()
     people.sign_out(closed)
-    assert [people.find(each) is None for each in (late, closed, revoked)] == [False, True, False]
+    assert [people.find(session) is None for session in (late, closed, revoked)] == [
+        False,
+        True,
+        False,
+    ]
     now[0] += 60
     assert people.find(late) is None
     revoked = begin()
@@ -144,19 +148,19 @@ def test_the_oldest_session_ends_when_there_are_too_many(tmp_path: Path) -> None
     now = [1000.0]
     people = UserAccounts(tmp_path, lambda: now[0], CHEAP)
     people.add("alice", GOOD)
-    made = []
+    sessions = []
     for _ in range(3):
-        made.append(people.sign_in("alice", GOOD, 60, 2))
+        sessions.append(people.sign_in("alice", GOOD, 60, 2))
         now[0] += 1
-    assert [people.find(str(each)) is None for each in made] == [True, False, False]
+    assert [people.find(str(session)) is None for session in sessions] == [True, False, False]
 
 
 def test_a_password_matches_in_any_unicode_composition(tmp_path: Path) -> None:
     people = UserAccounts(tmp_path, hasher=CHEAP)
     people.add("zoe", "schöne gr\u00fc\u00dfe 1")
     assert people.sign_in("zoe", "scho\u0308ne gru\u0308\u00dfe 1", 60, 9)
-    for wrong in ("schone grusse 1", "\udcff" * 20, "", "x" * 10_000):
-        assert people.sign_in("zoe", wrong, 60, 9) is None
+    for wrong_password in ("schone grusse 1", "\udcff" * 20, "", "x" * 10_000):
+        assert people.sign_in("zoe", wrong_password, 60, 9) is None
 
 
 def test_attempts_are_counted_by_name_and_address_and_expire() -> None:
@@ -176,33 +180,35 @@ def test_attempts_are_counted_by_name_and_address_and_expire() -> None:
 async def test_a_password_session_survives_a_restart(serve: Serve) -> None:
     async with serve() as browser:
         assert 'name="password"' in (await browser.get("/sign-in")).text
-        got = await browser.send("/sign-in", name="alice", password=GOOD)
-        assert (got.status, got.headers["Location"]) == (303, "/")
-        cookie = got.headers["Set-Cookie"]
+        response = await browser.send("/sign-in", name="alice", password=GOOD)
+        assert (response.status, response.headers["Location"]) == (303, "/")
+        cookie = response.headers["Set-Cookie"]
         assert "HttpOnly" in cookie
         assert "SameSite=strict" in cookie
         form = form_of((await browser.get("/")).text)
         name, _, value = cookie.partition(";")[0].partition("=")
-    async with serve() as again:
-        again.http.cookie_jar.update_cookies({name: value})
-        shown = await again.get("/")
-        assert "Sign out alice" in shown.text
-        assert form_of(shown.text) == form
-        assert (await again.send("/sign-out", form="guessed")).status == 403
-        assert (await again.send("/sign-out", form=form)).status == 303
-        again.http.cookie_jar.update_cookies({name: value})
-        assert (await again.get("/")).headers["Location"] == "/sign-in"
+    async with serve() as restarted:
+        restarted.http.cookie_jar.update_cookies({name: value})
+        page = await restarted.get("/")
+        assert "Sign out alice" in page.text
+        assert form_of(page.text) == form
+        assert (await restarted.send("/sign-out", form="guessed")).status == 403
+        assert (await restarted.send("/sign-out", form=form)).status == 303
+        restarted.http.cookie_jar.update_cookies({name: value})
+        assert (await restarted.get("/")).headers["Location"] == "/sign-in"
 
 
 async def test_a_wrong_name_and_a_wrong_password_get_the_same_answer(serve: Serve) -> None:
     async with serve() as browser:
-        received = [
+        responses = [
             await browser.send("/sign-in", name=name, password=OTHER)
             for name in ("alice", "nobody", "", "x" * 300, "<b>")
         ]
-        assert {(got.status, got.text) for got in received} == {(403, received[0].text)}
-        assert "Wrong name or password" in received[0].text
-        assert all("Set-Cookie" not in got.headers for got in received)
+        assert {(response.status, response.text) for response in responses} == {
+            (403, responses[0].text)
+        }
+        assert "Wrong name or password" in responses[0].text
+        assert all("Set-Cookie" not in response.headers for response in responses)
         assert (
             await browser.send(
                 "/sign-in", origin="http://evil.example", name="alice", password=GOOD
@@ -215,12 +221,15 @@ async def test_too_many_attempts_are_refused_whether_or_not_the_name_exists(
     serve: Serve, name: str
 ) -> None:
     async with serve() as browser:
-        sent = [browser.send("/sign-in", name=name, password=OTHER) for _ in range(12)]
-        assert sorted(got.status for got in await asyncio.gather(*sent)) == [403] * 10 + [429] * 2
-        got = await browser.send("/sign-in", name=name, password=GOOD)
-        assert (got.status, got.headers["Retry-After"]) == (429, "300")
-        assert "Too many attempts" in got.text
-        await browser.sign_in()  # by the token, still
+        sign_ins = [browser.send("/sign-in", name=name, password=OTHER) for _ in range(12)]
+        assert (
+            sorted(response.status for response in await asyncio.gather(*sign_ins))
+            == [403] * 10 + [429] * 2
+        )
+        response = await browser.send("/sign-in", name=name, password=GOOD)
+        assert (response.status, response.headers["Retry-After"]) == (429, "300")
+        assert "Too many attempts" in response.text
+        await browser.sign_in()  # signing in with the token still works
 
 
 async def test_a_removed_user_is_signed_out_and_receives_nothing_more(
@@ -233,9 +242,9 @@ async def test_a_removed_user_is_signed_out_and_receives_nothing_more(
             people.remove("alice")
             await browser.dependencies.stories.board.create(DRAFT, TOKENS[TOKEN], key="one")
             assert b"data:" not in await stream.content.read()
-        got = await browser.send("/stories/new", title="A", do="create")
-        assert got.status == 403
-        assert "Your session has ended" in got.text
+        response = await browser.send("/stories/new", title="A", do="create")
+        assert response.status == 403
+        assert "Your session has ended" in response.text
 
 
 async def test_roles_and_tenant_come_from_the_account(serve: Serve, people: UserAccounts) -> None:
@@ -257,21 +266,21 @@ async def test_without_accounts_only_a_token_is_requested(
 ) -> None:
     people.remove("alice")
     async with serve() as browser:
-        shown = (await browser.get("/sign-in")).text
-        assert 'name="password"' not in shown
-        assert "moothall account add NAME" in shown
+        page = (await browser.get("/sign-in")).text
+        assert 'name="password"' not in page
+        assert "moothall account add NAME" in page
 
 
 def test_a_session_ended_by_another_process_ends_immediately(tmp_path: Path) -> None:
-    here, there, ann = (
+    accounts, other_accounts, ann = (
         UserAccounts(tmp_path, hasher=CHEAP),
         UserAccounts(tmp_path, hasher=CHEAP),
         Principal("ann", LOCAL.tenant, roles=frozenset({"po"})),
     )
-    here.add("ann", GOOD, roles=["po"])
-    first, second = (here.sign_in("ann", GOOD, 60, 10) or "" for _ in range(2))
-    assert (here.find(first), here.find(second)) == (ann, ann)
-    there.sign_out(first)
-    assert (here.find(first), here.find(second)) == (None, ann)
-    there.change_password("ann", OTHER)
-    assert here.find(second) is None
+    accounts.add("ann", GOOD, roles=["po"])
+    first, second = (accounts.sign_in("ann", GOOD, 60, 10) or "" for _ in range(2))
+    assert (accounts.find(first), accounts.find(second)) == (ann, ann)
+    other_accounts.sign_out(first)
+    assert (accounts.find(first), accounts.find(second)) == (None, ann)
+    other_accounts.change_password("ann", OTHER)
+    assert accounts.find(second) is None

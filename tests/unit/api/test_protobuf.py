@@ -45,12 +45,12 @@ def result(
 
 
 def test_a_request_with_four_fields_is_enough() -> None:
-    requested = protobuf.read_request(
+    deliberation_request = protobuf.read_request(
         pb.DeliberateRequest(
             task_description="Add hello_world()", role="DEV", rounds=1, num_agents=3
         )
     )
-    assert requested == DeliberationRequest(
+    assert deliberation_request == DeliberationRequest(
         description="Add hello_world()", role="DEV", rounds=1, num_agents=3
     )
 
@@ -61,7 +61,7 @@ def test_missing_rounds_are_distinguished_from_none() -> None:
 
 
 def test_every_field_of_a_request_is_read() -> None:
-    requested = protobuf.read_request(
+    deliberation_request = protobuf.read_request(
         pb.DeliberateRequest(
             task_description="t",
             role="qa",
@@ -82,7 +82,7 @@ def test_every_field_of_a_request_is_read() -> None:
             fork=common_pb2.Fork(task_id="task-0", turn=3, seat="1", words="w"),
         )
     )
-    assert requested == DeliberationRequest(
+    assert deliberation_request == DeliberationRequest(
         description="t",
         role="qa",
         constraints=Constraints("r", ("a", "b"), {"k": "v"}, 4, 60),
@@ -95,7 +95,10 @@ def test_every_field_of_a_request_is_read() -> None:
         follows="task-0",
         fork=Fork("task-0", 3, "1", "w"),
     )
-    assert protobuf.read_request(protobuf.request_message(requested)) == requested
+    assert (
+        protobuf.read_request(protobuf.request_message(deliberation_request))
+        == deliberation_request
+    )
     assert protobuf.read_request(pb.DeliberateRequest()).fork is None
 
 
@@ -188,7 +191,7 @@ def test_the_dry_run_reports_whether_the_change_applies_to_a_clean_base(
     )
     assert suite.dryrun.output == "error: patch failed: a.py:1"
     assert [check.check_type for check in suite.additional_checks] == ["applies"], (
-        "where older clients look for it"
+        "the field that older clients read"
     )
 
 
@@ -269,10 +272,10 @@ def test_revisions_are_the_earlier_contents_of_the_same_seat_oldest_first() -> N
         result(content="first"),
     ]
     ranked.append(result(revision=1, content="second"))
-    newest, other, oldest, middle = protobuf.result_messages(ranked)
+    newest, unrevised, oldest, middle = protobuf.result_messages(ranked)
     assert list(newest.proposal.revisions) == ["first", "second"]
     assert list(middle.proposal.revisions) == ["first"]
-    assert list(other.proposal.revisions) == list(oldest.proposal.revisions) == []
+    assert list(unrevised.proposal.revisions) == list(oldest.proposal.revisions) == []
 
 
 JSON = st.recursive(

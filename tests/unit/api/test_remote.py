@@ -1,6 +1,5 @@
-"""The kernel's client against a real gRPC server: a deliberation service in memory, and a server
-that goes away in
-between.
+"""The kernel's client against a real gRPC server with an in-memory deliberation service, and a
+server that stops in between.
 """
 
 from __future__ import annotations
@@ -55,10 +54,10 @@ async def test_a_task_runs_from_submission_to_outcome(
     deliberations: MemoryDeliberations, tmp_path: Path
 ) -> None:
     async with (
-        open_session_manager(tmp_path) as behind,
+        open_session_manager(tmp_path) as backend,
         serving(
             deliberations,
-            with_parts(api_dependencies(deliberations), sessions=behind.session_manager),
+            with_parts(api_dependencies(deliberations), sessions=backend.session_manager),
         ) as app,
         remote_kernel(app.server.target, TOKEN) as kernel,
     ):
@@ -71,9 +70,9 @@ async def test_a_task_runs_from_submission_to_outcome(
             60,
         )
         assert request.repository == RepositoryRef(id="sample", ref="main")
-        with pytest.raises(AlreadyExists) as taken:
+        with pytest.raises(AlreadyExists) as error:
             await kernel.submit(replace(REQUESTED, description="another"), LOCAL)
-        assert taken.value.code == "ALREADY_EXISTS"
+        assert error.value.code == "ALREADY_EXISTS"
         result = Result(1, "agent-dev-001", "dev", 1.0, (), True, False, content="It greets.")
         outcome = Outcome(
             "task-1",
@@ -99,15 +98,15 @@ async def test_a_non_loopback_server_is_called_over_tls(
 ) -> None:
     files = certificate(tmp_path)
     async with (
-        open_session_manager(tmp_path) as behind,
+        open_session_manager(tmp_path) as backend,
         serving(
             deliberations,
-            with_parts(api_dependencies(deliberations), sessions=behind.session_manager),
+            with_parts(api_dependencies(deliberations), sessions=backend.session_manager),
             host=EVERYWHERE,
             **files,
         ) as app,
     ):
-        # no address of loopback to whoever reads it, though one leads there
+        # not a loopback address by its text, although it resolves to one
         server = f"{EVERYWHERE}:{app.server.port}"
         async with remote_kernel(server, TOKEN, files["tls_cert"]) as kernel:
             await kernel.submit(REQUESTED, LOCAL)
@@ -117,7 +116,7 @@ async def test_a_non_loopback_server_is_called_over_tls(
 async def test_a_council_can_be_requested_from_a_server_without_a_kernel(
     deliberations: MemoryDeliberations,
 ) -> None:
-    """As the role `api` serves it."""
+    """The server has no kernel, like one with the role `api` alone."""
     async with serving(deliberations) as app, remote_kernel(app.server.target, TOKEN) as kernel:
         await kernel.submit(replace(REQUESTED, protocol="vote"), LOCAL)
         following = asyncio.create_task(kernel.wait(TaskId("task-1"), LOCAL))
@@ -133,10 +132,10 @@ async def test_messages_of_the_server_appear_in_our_errors(
     deliberations: MemoryDeliberations, tmp_path: Path
 ) -> None:
     async with (
-        open_session_manager(tmp_path) as behind,
+        open_session_manager(tmp_path) as backend,
         serving(
             deliberations,
-            with_parts(api_dependencies(deliberations), sessions=behind.session_manager),
+            with_parts(api_dependencies(deliberations), sessions=backend.session_manager),
         ) as app,
         remote_kernel(app.server.target, "nobody") as outsider,
         remote_kernel(app.server.target, OTHER) as eve,
@@ -150,12 +149,12 @@ async def test_messages_of_the_server_appear_in_our_errors(
             await eve.wait(TaskId("task-1"), LOCAL)
         with pytest.raises(InvalidRequest, match="task is empty"):
             await kernel.submit(replace(REQUESTED, description=" ", task_id="task-2"), LOCAL)
-        for wrong in (
+        for invalid_request in (
             replace(REQUESTED, seed=1),
             replace(REQUESTED, constraints=Constraints(max_iterations=3)),
         ):
             with pytest.raises(InvalidRequest, match="its own settings"):
-                await kernel.submit(wrong, LOCAL)
+                await kernel.submit(invalid_request, LOCAL)
 
 
 async def test_a_council_request_is_sent_completely_or_refused(
@@ -164,10 +163,10 @@ async def test_a_council_request_is_sent_completely_or_refused(
     constraints = Constraints("short", ("polite",), max_iterations=3)
     council = replace(REQUESTED, protocol="vote", num_agents=4, rounds=2, constraints=constraints)
     async with (
-        open_session_manager(tmp_path) as behind,
+        open_session_manager(tmp_path) as backend,
         serving(
             deliberations,
-            with_parts(api_dependencies(deliberations), sessions=behind.session_manager),
+            with_parts(api_dependencies(deliberations), sessions=backend.session_manager),
         ) as app,
         remote_kernel(app.server.target, TOKEN) as kernel,
     ):
@@ -177,23 +176,23 @@ async def test_a_council_request_is_sent_completely_or_refused(
             InvalidRequest, match=r"^a remote server does not accept peer review, seed:"
         ):
             await kernel.submit(replace(council, seed=1, peer_review=True), LOCAL)
-        for wrong in (
+        for invalid_request in (
             replace(council, model="large"),
             replace(council, about_text=True),
             replace(council, story_id="s-1"),
         ):
             with pytest.raises(InvalidRequest, match="does not accept"):
-                await kernel.submit(wrong, LOCAL)
+                await kernel.submit(invalid_request, LOCAL)
 
 
 async def test_a_client_reconnects_to_a_lost_server_without_duplicates(
     deliberations: MemoryDeliberations, tmp_path: Path
 ) -> None:
-    async with open_session_manager(tmp_path) as behind, AsyncExitStack() as later:
-        dependencies = with_parts(api_dependencies(deliberations), sessions=behind.session_manager)
+    async with open_session_manager(tmp_path) as backend, AsyncExitStack() as second_server:
+        dependencies = with_parts(api_dependencies(deliberations), sessions=backend.session_manager)
         async with serving(deliberations, dependencies) as app:
             port = app.server.port
-            channel = await later.enter_async_context(
+            channel = await second_server.enter_async_context(
                 grpc.aio.insecure_channel(app.server.target, options=QUICK)
             )
             kernel = RemoteKernel(channel, TOKEN, pause_seconds=0.05)
@@ -201,25 +200,25 @@ async def test_a_client_reconnects_to_a_lost_server_without_duplicates(
             await deliberations.record(
                 "task-1", EventType.SEAT_TURN, {"task_id": "task-1", "turn": 1}
             )
-            events = await later.enter_async_context(
+            events = await second_server.enter_async_context(
                 aclosing(kernel.watch(TaskId("task-1"), 0, LOCAL))
             )
-            seen = [(await anext(events)).seq, (await anext(events)).seq]
+            received_events = [(await anext(events)).seq, (await anext(events)).seq]
         waiting = asyncio.ensure_future(anext(events))
         await asyncio.sleep(0.2)
         assert not waiting.done()
         await deliberations.record("task-1", EventType.SEAT_TURN, {"task_id": "task-1", "turn": 2})
         await deliberations.decide(Outcome("task-1", DeliberationStatus.COMPLETED))
         async with serving(deliberations, dependencies, port=port):
-            seen.append((await waiting).seq)
-            seen += [recorded.seq async for recorded in events]
-    assert seen == [1, 2, 3, 4]
+            received_events.append((await waiting).seq)
+            received_events += [recorded.seq async for recorded in events]
+    assert received_events == [1, 2, 3, 4]
 
 
 async def test_invalid_addresses_and_unreachable_servers_are_errors() -> None:
-    for wrong in ("nowhere", ":50055", "host:port"):
+    for invalid_address in ("nowhere", ":50055", "host:port"):
         with pytest.raises(ConfigurationError, match="HOST:PORT"):
-            async with remote_kernel(wrong, TOKEN):
+            async with remote_kernel(invalid_address, TOKEN):
                 pass
     with pytest.raises(ConfigurationError, match="cannot be read"):
         async with remote_kernel("kernel.example:50055", TOKEN, Path("/nowhere")):

@@ -1,4 +1,4 @@
-"""Remote agents: seats that are asked over AgentService, of real servers that come and go."""
+"""Remote agents: seats that real servers, which start and stop, answer over AgentService."""
 
 from __future__ import annotations
 
@@ -63,21 +63,21 @@ DIFF = """diff --git a/src/utils.py b/src/utils.py
 
 
 def chat_request(seconds: float = 30) -> ChatRequest:
-    received = Message(
+    system_message = Message(
         "system", json.dumps({"role": "dev", "repository": {"id": "sample", "ref": "a" * 40}})
     )
     return ChatRequest(
         CALL,
-        (received, Message("user", "Add it")),
+        (system_message, Message("user", "Add it")),
         100,
         datetime.now(UTC) + timedelta(seconds=seconds),
     )
 
 
-async def answer(agent: Agent, task_id: str, **more: Any) -> None:
+async def answer(agent: Agent, task_id: str, **fields: Any) -> None:
     """Play the council of a replica: it ends with this diff."""
     async with asyncio.timeout(20):
-        while task_id not in agent.deliberations.known():
+        while task_id not in agent.deliberations.task_ids():
             await asyncio.sleep(0.01)
     best = Result(
         1,
@@ -90,7 +90,7 @@ async def answer(agent: Agent, task_id: str, **more: Any) -> None:
         content="It is there.",
         diff=DIFF,
     )
-    done = Outcome(
+    outcome = Outcome(
         task_id,
         DeliberationStatus.COMPLETED,
         winner_id="agent-dev-001",
@@ -98,12 +98,12 @@ async def answer(agent: Agent, task_id: str, **more: Any) -> None:
         usage=USED,
         agent_count=1,
     )
-    await agent.deliberations.decide(replace(done, **more))
+    await agent.deliberations.decide(replace(outcome, **fields))
 
 
 @dataclass
 class Elsewhere:
-    """Replicas, each of which may be ended, and who asks them."""
+    """Replicas that can be stopped, and the model that calls them."""
 
     replicas: list[Agent]
     ends: list[AsyncExitStack]
@@ -111,7 +111,7 @@ class Elsewhere:
 
 
 @asynccontextmanager
-async def elsewhere(folder: Path, count: int = 2, **limits: Any) -> AsyncIterator[Elsewhere]:
+async def remote_agents(folder: Path, count: int = 2, **limits: Any) -> AsyncIterator[Elsewhere]:
     async with AsyncExitStack() as stack:
         ends, replicas = [], []
         for number in range(count):
@@ -124,13 +124,13 @@ async def elsewhere(folder: Path, count: int = 2, **limits: Any) -> AsyncIterato
             )
         token = folder / "token"
         token.write_text(TOKEN, encoding="utf-8")
-        output_text = {
-            "endpoints": {ENDPOINT: tuple(one.target for one in replicas)},
+        agent_settings = {
+            "endpoints": {ENDPOINT: tuple(replica.target for replica in replicas)},
             "endpoint_token_file": token,
         }
         agents = await stack.enter_async_context(
             open_remote_agents(
-                AgentSettings(**output_text),
+                AgentSettings(**agent_settings),
                 RemoteAgentLimits(**({"retry_seconds": 0.01} | limits)),
             )
         )
@@ -140,7 +140,7 @@ async def elsewhere(folder: Path, count: int = 2, **limits: Any) -> AsyncIterato
 async def test_a_remote_agent_gets_the_base_and_returns_a_diff_and_its_usage(
     tmp_path: Path,
 ) -> None:
-    async with elsewhere(tmp_path, 1) as app, asyncio.TaskGroup() as group:
+    async with remote_agents(tmp_path, 1) as app, asyncio.TaskGroup() as group:
         group.create_task(answer(app.replicas[0], TASK))
         reply = await app.model.chat(chat_request())
         request = app.replicas[0].deliberations.request(TASK)
@@ -152,35 +152,35 @@ async def test_a_remote_agent_gets_the_base_and_returns_a_diff_and_its_usage(
 
 
 def about_text(seconds: float = 30) -> ChatRequest:
-    received = Message("system", json.dumps({"role": "dev"}))
-    return replace(chat_request(seconds), messages=(received, Message("user", "Why?")))
+    system_message = Message("system", json.dumps({"role": "dev"}))
+    return replace(chat_request(seconds), messages=(system_message, Message("user", "Why?")))
 
 
 async def test_text_is_streamed_if_no_tools_are_involved(tmp_path: Path) -> None:
-    async with elsewhere(tmp_path, 1) as app:
-        (far,) = app.replicas
-        far.deliberations.writes = [Writing("agent-dev-001", "It is", "It is")]
+    async with remote_agents(tmp_path, 1) as app:
+        (replica,) = app.replicas
+        replica.deliberations.writes = [Writing("agent-dev-001", "It is", "It is")]
         pieces: list[str] = []
         reply = asyncio.create_task(app.model.chat(about_text(), pieces.append))
-        await far.deliberations.written.wait()
-        await answer(far, TASK)
-        received = await reply
-        assert (json.loads(received.text), received.usage, received.model) == (
+        await replica.deliberations.written.wait()
+        await answer(replica, TASK)
+        chat_reply = await reply
+        assert (json.loads(chat_reply.text), chat_reply.usage, chat_reply.model) == (
             {"result": "It is there.", "diff": ""},
             USED,
             "scripted",
         )
         assert pieces == ["It is", " there."]
-        whole = asyncio.create_task(
+        answer_task = asyncio.create_task(
             app.model.chat(replace(chat_request(), call_id="task-2/s/elsewhere/0.1"), pieces.append)
         )
-        await answer(far, f"task-{digest('task-2/s/elsewhere/0.1')[:24]}")
-        assert "diff" in (await whole).text
-        assert len(pieces) == 2, "on a repository it is one call"
+        await answer(replica, f"task-{digest('task-2/s/elsewhere/0.1')[:24]}")
+        assert "diff" in (await answer_task).text
+        assert len(pieces) == 2, "a task on a repository is one call"
 
 
 @pytest.mark.parametrize(
-    ("status", "seconds", "error", "output_text"),
+    ("status", "seconds", "error", "message"),
     [
         (DeliberationStatus.FAILED, 30, ModelReplyInvalid, "failed: nobody knew"),
         (DeliberationStatus.TIMEOUT, 2, DeadlineExceeded, "did not finish in time"),
@@ -191,38 +191,38 @@ async def test_a_stream_without_a_result_reports_its_error(
     status: DeliberationStatus,
     seconds: float,
     error: type[Exception],
-    output_text: str,
+    message: str,
 ) -> None:
-    async with elsewhere(tmp_path, 1) as app:
+    async with remote_agents(tmp_path, 1) as app:
         reply = asyncio.create_task(app.model.chat(about_text(seconds)))
         await answer(app.replicas[0], TASK, status=status, error_message="nobody knew")
-        with pytest.raises(error, match=output_text):
+        with pytest.raises(error, match=message):
             await reply
 
 
 class Streams:
     """A healthy replica that streams updates until it is stopped."""
 
-    def __init__(self, there: Any, *updates: pb.TaskUpdate) -> None:
-        self.there = there
+    def __init__(self, stub: Any, *updates: pb.TaskUpdate) -> None:
+        self.stub = stub
         self.updates = updates
         self.stopped = False
 
     def __getattr__(self, name: str) -> Any:
-        return (lambda *_, **__: self) if name == "StreamExecuteTask" else getattr(self.there, name)
+        return (lambda *_, **__: self) if name == "StreamExecuteTask" else getattr(self.stub, name)
 
     def cancel(self) -> None:
-        """Nobody listens any more."""
+        """Record the cancellation."""
         self.stopped = True
 
     async def __aiter__(self) -> AsyncIterator[pb.TaskUpdate]:
-        """Say it."""
+        """Yield the updates."""
         for update in self.updates:
             yield update
 
 
 @pytest.mark.parametrize(
-    ("updates", "output_text"),
+    ("updates", "message"),
     [
         ([pb.TaskUpdate(delta="x" * 600)] * 2, "more than 1,000 characters"),
         ([pb.TaskUpdate(delta="words")], "failed: no reason"),
@@ -230,30 +230,30 @@ class Streams:
     ],
 )
 async def test_an_oversized_or_unfinished_stream_is_an_invalid_reply(
-    tmp_path: Path, updates: list[pb.TaskUpdate], output_text: str
+    tmp_path: Path, updates: list[pb.TaskUpdate], message: str
 ) -> None:
-    async with elsewhere(tmp_path, 1, max_chars=1000) as app:
+    async with remote_agents(tmp_path, 1, max_chars=1000) as app:
         replica = app.model._replicas[0]
         replica.stub = stream = Streams(replica.stub, *updates)
-        with pytest.raises(ModelReplyInvalid, match=output_text):
+        with pytest.raises(ModelReplyInvalid, match=message):
             await app.model.chat(about_text())
         assert stream.stopped
 
 
 async def test_invalid_usage_figures_of_a_stream_are_ignored(tmp_path: Path) -> None:
-    used: dict[str, Any] = {
+    invalid_usage: dict[str, Any] = {
         "prompt_tokens": float("nan"),
         "completion_tokens": -7,
         "cost_usd": -1,
         "model": 3,
     }
-    received = common.ToolResult(
-        tool_id="usage_metrics", output=protobuf.value(used), status=common.STATUS_CODE_OK
+    usage_result = common.ToolResult(
+        tool_id="usage_metrics", output=protobuf.value(invalid_usage), status=common.STATUS_CODE_OK
     )
     end = pb.TaskUpdate(state=pb.AGENT_STATE_COMPLETED, message="done")
-    async with elsewhere(tmp_path, 1) as app:
+    async with remote_agents(tmp_path, 1) as app:
         replica = app.model._replicas[0]
-        replica.stub = Streams(replica.stub, pb.TaskUpdate(tool_result=received), end)
+        replica.stub = Streams(replica.stub, pb.TaskUpdate(tool_result=usage_result), end)
         reply = await app.model.chat(about_text())
     assert (json.loads(reply.text)["result"], reply.usage, reply.model) == (
         "done",
@@ -263,7 +263,7 @@ async def test_invalid_usage_figures_of_a_stream_are_ignored(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("received", "used"),
+    ("metrics", "expected_usage"),
     [
         (
             {
@@ -289,31 +289,33 @@ async def test_invalid_usage_figures_of_a_stream_are_ignored(tmp_path: Path) -> 
     ],
 )
 async def test_usage_is_read_in_the_formats_of_other_systems_or_is_absent(
-    tmp_path: Path, received: dict[str, Any] | None, used: Usage
+    tmp_path: Path, metrics: dict[str, Any] | None, expected_usage: Usage
 ) -> None:
     end = pb.TaskUpdate(state=pb.AGENT_STATE_COMPLETED, message="done", progress=1.0)
-    if received is not None:
+    if metrics is not None:
         result = common.ToolResult(
-            tool_id="usage_metrics", output=protobuf.value(received), status=common.STATUS_CODE_OK
+            tool_id="usage_metrics", output=protobuf.value(metrics), status=common.STATUS_CODE_OK
         )
         end.tool_result.CopyFrom(result)
-    async with elsewhere(tmp_path, 1) as app:
+    async with remote_agents(tmp_path, 1) as app:
         replica = app.model._replicas[0]
         replica.stub = Streams(
             replica.stub, pb.TaskUpdate(state=pb.AGENT_STATE_EXECUTING, delta="done"), end
         )
         reply = await app.model.chat(about_text())
-    assert (json.loads(reply.text)["result"], reply.usage) == ("done", used)
+    assert (json.loads(reply.text)["result"], reply.usage) == ("done", expected_usage)
 
 
 async def test_a_failed_stream_is_an_error_even_with_usage(tmp_path: Path) -> None:
-    received = common.ToolResult(
+    usage_result = common.ToolResult(
         tool_id="usage_metrics",
         output=protobuf.value({"input_tokens": 1}),
         status=common.STATUS_CODE_OK,
     )
-    end = pb.TaskUpdate(state=pb.AGENT_STATE_FAILED, message="nobody knew", tool_result=received)
-    async with elsewhere(tmp_path, 1) as app:
+    end = pb.TaskUpdate(
+        state=pb.AGENT_STATE_FAILED, message="nobody knew", tool_result=usage_result
+    )
+    async with remote_agents(tmp_path, 1) as app:
         replica = app.model._replicas[0]
         replica.stub = Streams(replica.stub, end)
         with pytest.raises(ModelReplyInvalid, match="failed: nobody knew"):
@@ -321,43 +323,43 @@ async def test_a_failed_stream_is_an_error_even_with_usage(tmp_path: Path) -> No
 
 
 async def test_the_replica_with_more_capacity_is_called(tmp_path: Path) -> None:
-    async with elsewhere(tmp_path) as app:
+    async with remote_agents(tmp_path) as app:
         full, free = app.replicas
         full.tasks._admission._active[LOCAL.tenant] = 60
         reply = asyncio.create_task(app.model.chat(chat_request()))
         await answer(free, TASK)
         assert "It is there." in (await reply).text
-        assert TASK not in full.deliberations.known()
+        assert TASK not in full.deliberations.task_ids()
 
 
 async def test_another_replica_takes_over_once_for_a_killed_one(
     tmp_path: Path,
 ) -> None:
-    async with elsewhere(tmp_path) as app:
+    async with remote_agents(tmp_path) as app:
         reply = asyncio.create_task(app.model.chat(chat_request()))
         async with asyncio.timeout(20):
             while not (
-                begun := [
+                working_replicas := [
                     number
-                    for number, one in enumerate(app.replicas)
-                    if TASK in one.deliberations.known()
+                    for number, replica in enumerate(app.replicas)
+                    if TASK in replica.deliberations.task_ids()
                 ]
             ):
                 await asyncio.sleep(0.01)
-        (first,) = begun
+        (first,) = working_replicas
         await app.ends[first].aclose()
-        other = app.replicas[1 - first]
-        await answer(other, TASK)
+        other_replica = app.replicas[1 - first]
+        await answer(other_replica, TASK)
         assert "It is there." in (await reply).text
-        again = asyncio.create_task(
+        second_call = asyncio.create_task(
             app.model.chat(replace(chat_request(), call_id="task-2/s/elsewhere/0.1"))
         )
-        await answer(other, f"task-{digest('task-2/s/elsewhere/0.1')[:24]}")
-        assert "It is there." in (await again).text
+        await answer(other_replica, f"task-{digest('task-2/s/elsewhere/0.1')[:24]}")
+        assert "It is there." in (await second_call).text
 
 
 async def test_a_missing_replica_and_an_elapsed_deadline_are_errors(tmp_path: Path) -> None:
-    async with elsewhere(tmp_path, 1) as app:
+    async with remote_agents(tmp_path, 1) as app:
         with pytest.raises(DeadlineExceeded):
             await app.model.chat(chat_request(0))
         reply = asyncio.create_task(app.model.chat(chat_request()))
@@ -375,36 +377,38 @@ async def test_a_missing_replica_and_an_elapsed_deadline_are_errors(tmp_path: Pa
 
 
 class Gone:
-    """A replica that says it is well and is gone when it is asked; `asked` counts."""
+    """A replica that reports good health and fails when it is called; `requested` counts the
+    calls.
+    """
 
-    def __init__(self, there: Any) -> None:
-        self.there = there
+    def __init__(self, stub: Any) -> None:
+        self.stub = stub
         self.requested = 0
         self.gone = True
 
     def __getattr__(self, name: str) -> Any:
-        return self.execute if name == "ExecuteTask" else getattr(self.there, name)
+        return self.execute if name == "ExecuteTask" else getattr(self.stub, name)
 
-    async def execute(self, *args: Any, **more: Any) -> Any:
+    async def execute(self, *args: Any, **options: Any) -> Any:
         self.requested += 1
         if self.gone:
             raise grpc.aio.AioRpcError(
                 grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "gone"
             )
-        return await self.there.ExecuteTask(*args, **more)
+        return await self.stub.ExecuteTask(*args, **options)
 
 
 async def test_the_circuit_breaker_persists_across_calls_and_closes_after_a_success(
     tmp_path: Path,
 ) -> None:
-    async with elsewhere(tmp_path, 1, breaker_seconds=0.3) as app:
+    async with remote_agents(tmp_path, 1, breaker_seconds=0.3) as app:
         replica = app.model._replicas[0]
-        replica.stub = gone = Gone(replica.stub)
+        replica.stub = failing_stub = Gone(replica.stub)
         for _ in range(4):
             with pytest.raises(ModelUnavailable):
                 await app.model.chat(chat_request())
-        assert gone.requested == 2, "from the second failure on it is let alone"
-        gone.gone = False
+        assert failing_stub.requested == 2, "it is not called after the second failure"
+        failing_stub.gone = False
         await asyncio.sleep(0.35)
         reply = asyncio.create_task(app.model.chat(chat_request()))
         await answer(app.replicas[0], TASK)
@@ -417,7 +421,7 @@ async def test_a_replica_that_refuses_long_queries_stays_available(
     long = replace(
         chat_request(), messages=(chat_request().messages[0], Message("user", "Add it " * 70_000))
     )
-    async with elsewhere(tmp_path, 1) as app:
+    async with remote_agents(tmp_path, 1) as app:
         for _ in range(3):
             with pytest.raises(ModelUnavailable, match="token_limit"):
                 await app.model.chat(long)
@@ -429,8 +433,8 @@ async def test_a_replica_that_refuses_long_queries_stays_available(
 class Responding:
     """A remote agent with a fixed reply; `requested` are its requests."""
 
-    def __init__(self, **received: str) -> None:
-        self.received = json.dumps({"result": "done", "diff": "", **received})
+    def __init__(self, **fields: str) -> None:
+        self.received = json.dumps({"result": "done", "diff": "", **fields})
         self.requested: list[ChatRequest] = []
 
     async def reply_mode(self) -> ReplyMode:
@@ -460,9 +464,9 @@ ONE, TWO = seat_id("dev", 1), seat_id("dev", 2)
 async def test_a_remote_proposal_is_checked_like_any_other_and_requested_once(
     tmp_path: Path,
 ) -> None:
-    far = Responding(diff=DIFF)
+    remote = Responding(diff=DIFF)
     async with open_council(tmp_path, by_seat(one=append())) as app:
-        answerers = replace(app.parts.answerers, remote={ENDPOINT: far})
+        answerers = replace(app.parts.answerers, remote={ENDPOINT: remote})
         app.parts = replace(app.parts, answerers=answerers)
         d = app.deliberation(seats=2, elsewhere={TWO: ENDPOINT})
         events = await app.run(d)
@@ -474,14 +478,14 @@ async def test_a_remote_proposal_is_checked_like_any_other_and_requested_once(
             for data in of(events, EventType.CHECK_FINISHED)
         }
         assert (TWO, "passed") in passed
-        (call,) = far.requested
+        (call,) = remote.requested
         assert call.call_id == f"task-1/{TWO}/elsewhere/0.1"
         assert json.loads(call.messages[0].content)["repository"] == {
             "id": "sample",
             "ref": d.base_sha,
         }
         await app.run(d, Recording.of(events))
-        assert len(far.requested) == 1, "what is recorded is not asked again"
+        assert len(remote.requested) == 1, "recorded calls are not repeated"
 
 
 HOSTILE = [
@@ -491,12 +495,12 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize(("received", "code"), HOSTILE)
+@pytest.mark.parametrize(("fields", "code"), HOSTILE)
 async def test_an_invalid_patch_is_refused(
-    tmp_path: Path, received: dict[str, str], code: str
+    tmp_path: Path, fields: dict[str, str], code: str
 ) -> None:
     async with open_council(tmp_path, by_seat()) as app:
-        answerers = replace(app.parts.answerers, remote={ENDPOINT: Responding(**received)})
+        answerers = replace(app.parts.answerers, remote={ENDPOINT: Responding(**fields)})
         app.parts = replace(app.parts, answerers=answerers)
         events = await app.run(app.deliberation("single", seats=1, elsewhere={ONE: ENDPOINT}))
         assert outcomes(events) == {ONE: f"failed {code}"}
@@ -510,20 +514,20 @@ ANSWERS = [
 
 
 @pytest.mark.e2e  # executors that run tests
-@pytest.mark.parametrize(("received", "end"), ANSWERS)
+@pytest.mark.parametrize(("fields", "end"), ANSWERS)
 async def test_a_question_is_answered_with_text_or_a_change(
-    tmp_path: Path, received: dict[str, str], end: str
+    tmp_path: Path, fields: dict[str, str], end: str
 ) -> None:
     async with open_council(tmp_path, by_seat()) as app:
-        answerers = replace(app.parts.answerers, remote={ENDPOINT: Responding(**received)})
+        answerers = replace(app.parts.answerers, remote={ENDPOINT: Responding(**fields)})
         app.parts = replace(app.parts, answerers=answerers)
         events = await app.run(app.deliberation("ask", seats=1, elsewhere={ONE: ENDPOINT}))
         assert outcomes(events) == {ONE: end}
         for data in of(events, EventType.SEAT_PROPOSED):
             proposal = data["proposal"]
             assert (proposal["content"], bool(proposal["diff"])) == (
-                received.get("result", "done"),
-                "diff" in received,
+                fields.get("result", "done"),
+                "diff" in fields,
             )
 
 

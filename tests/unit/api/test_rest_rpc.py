@@ -25,7 +25,7 @@ from moothall.pb.tool.v1 import tool_pb2
 from moothall.tool_sessions.executions import Executions
 from support.callers import OTHER, TOKEN, Client, Serving, api_dependencies, with_parts
 from support.deliberation_service import MemoryDeliberations
-from support.rest import Web, call, opened, problem, serving_http
+from support.rest import Web, call, open_workspace, problem, serving_http
 from support.session_manager import SessionsFixture
 
 ASK = {"task_description": "Add hello_world()", "role": "DEV", "task_id": "task-1"}
@@ -34,26 +34,26 @@ ORCHESTRATOR, TOOLS = "/orchestrator.v1.OrchestratorService", "/tool.v1.ToolServ
 
 @pytest.fixture
 async def over_http(
-    deliberations: MemoryDeliberations, behind: SessionsFixture
+    deliberations: MemoryDeliberations, backend: SessionsFixture
 ) -> AsyncIterator[Web]:
     async with serving_http(
         with_parts(
             api_dependencies(deliberations),
-            sessions=behind.session_manager,
-            approvals=behind.parking,
+            sessions=backend.session_manager,
+            approvals=backend.parking,
         )
     ) as web:
         yield web
 
 
 async def test_every_method_of_the_protos_is_implemented_and_routed(
-    deliberations: MemoryDeliberations, behind: SessionsFixture
+    deliberations: MemoryDeliberations, backend: SessionsFixture
 ) -> None:
     executions = cast("Executions", object())
     services = services_of(
         with_parts(
             api_dependencies(deliberations),
-            sessions=behind.session_manager,
+            sessions=backend.session_manager,
             executions=executions,
         )
     )
@@ -83,8 +83,10 @@ async def test_a_response_equals_the_one_over_grpc(
     deliberations: MemoryDeliberations, over_http: Web, app: Serving
 ) -> None:
     client = Client(app.channel)
-    made = await over_http("POST", f"{ORCHESTRATOR}/CreateCouncil", {"role": "qa", "num_agents": 2})
-    assert (made.status, made.json["council_id"], made.json["agents_created"]) == (
+    council = await over_http(
+        "POST", f"{ORCHESTRATOR}/CreateCouncil", {"role": "qa", "num_agents": 2}
+    )
+    assert (council.status, council.json["council_id"], council.json["agents_created"]) == (
         200,
         "council-qa",
         2,
@@ -93,8 +95,8 @@ async def test_a_response_equals_the_one_over_grpc(
     over_grpc = await client.ListCouncils(pb.ListCouncilsRequest(include_agents=True))
     listed = await over_http("POST", f"{ORCHESTRATOR}/ListCouncils", {"include_agents": True})
     assert json_format.ParseDict(listed.json, pb.ListCouncilsResponse()) == over_grpc
-    sent = await over_http("POST", f"{ORCHESTRATOR}/SubmitDeliberation", ASK)
-    assert sent.json == {
+    submission = await over_http("POST", f"{ORCHESTRATOR}/SubmitDeliberation", ASK)
+    assert submission.json == {
         "task_id": "task-1",
         "status": "DELIBERATION_STATUS_PENDING",
         "agent_count": 3,
@@ -102,8 +104,8 @@ async def test_a_response_equals_the_one_over_grpc(
     await deliberations.decide(
         Outcome("task-1", DeliberationStatus.COMPLETED, winner_id="agent-dev-001", duration_ms=5)
     )
-    found = await over_http("POST", f"{ORCHESTRATOR}/GetDeliberationResult", {"task_id": "task-1"})
-    assert (found.json["winner_id"], found.json["duration_ms"]) == (
+    result = await over_http("POST", f"{ORCHESTRATOR}/GetDeliberationResult", {"task_id": "task-1"})
+    assert (result.json["winner_id"], result.json["duration_ms"]) == (
         "agent-dev-001",
         "5",
     )  # 64 bits, as protobuf's JSON has them
@@ -125,13 +127,13 @@ async def test_a_stream_has_one_line_per_message(
         await deliberations.decide(Outcome("task-1", DeliberationStatus.FAILED))
         rest = [json.loads(line) async for line in response.content]
         assert rest[-1]["status"] == "FAILED"
-    wrong = await over_http(
+    refused = await over_http(
         "POST", f"{ORCHESTRATOR}/WatchDeliberation", {"task_id": "task-1", "after_seq": -1}
     )
-    assert problem(wrong)[:2] == (
+    assert problem(refused)[:2] == (
         400,
         "INVALID_REQUEST",
-    )  # before the first line it is an answer of its own
+    )  # an error before the first line is a separate response
 
 
 async def test_a_disconnect_cancels_a_deliberate_call_but_not_a_stream(
@@ -141,7 +143,7 @@ async def test_a_disconnect_cancels_a_deliberate_call_but_not_a_stream(
         body = ASK | {"task_id": f"task-{method.lower()}"}
         requesting = asyncio.ensure_future(over_http("POST", f"{ORCHESTRATOR}/{method}", body))
         async with asyncio.timeout(10):
-            while body["task_id"] not in deliberations.known():
+            while body["task_id"] not in deliberations.task_ids():
                 await asyncio.sleep(0.01)
             requesting.cancel()
             while (body["task_id"] in deliberations.cancelled) != dies or deliberations.watchers:
@@ -149,8 +151,8 @@ async def test_a_disconnect_cancels_a_deliberate_call_but_not_a_stream(
         assert (body["task_id"] in deliberations.cancelled) == dies
 
 
-async def test_tool_calls_use_the_same_tokens(over_http: Web, behind: SessionsFixture) -> None:
-    workspace = await opened(over_http)
+async def test_tool_calls_use_the_same_tokens(over_http: Web, backend: SessionsFixture) -> None:
+    workspace = await open_workspace(over_http)
     body = call(workspace, path="a.py") | {"tool": "files.read"}
     answer = await over_http("POST", f"{TOOLS}/CallTool", body)
     assert (answer.status, answer.json["status"], answer.json["output"]["path"]) == (
@@ -158,11 +160,11 @@ async def test_tool_calls_use_the_same_tokens(over_http: Web, behind: SessionsFi
         "success",
         "a.py",
     )
-    again = await over_http("POST", "/v1/tools/files.read", call(workspace, path="a.py"))
-    assert json_format.ParseDict(again.json, tool_pb2.CallToolResponse()) == json_format.ParseDict(
-        answer.json, tool_pb2.CallToolResponse()
-    )
-    assert len(behind.fake_workspaces.fake_workspaces[workspace["workspace_id"]].calls) == 1
+    repeated_answer = await over_http("POST", "/v1/tools/files.read", call(workspace, path="a.py"))
+    assert json_format.ParseDict(
+        repeated_answer.json, tool_pb2.CallToolResponse()
+    ) == json_format.ParseDict(answer.json, tool_pb2.CallToolResponse())
+    assert len(backend.fake_workspaces.fake_workspaces[workspace["workspace_id"]].calls) == 1
     assert problem(await over_http("POST", f"{TOOLS}/CallTool", body, token=OTHER))[:2] == (
         403,
         "REFUSED",
@@ -178,7 +180,7 @@ async def test_tool_calls_use_the_same_tokens(over_http: Web, behind: SessionsFi
 
 
 @pytest.mark.parametrize(
-    ("body", "wanted"),
+    ("body", "message"),
     [
         ({"colour": "red"}, "colour"),
         ({"role": 7}, "role"),
@@ -187,12 +189,12 @@ async def test_tool_calls_use_the_same_tokens(over_http: Web, behind: SessionsFi
         ({"role": "wizard", "task_description": "t"}, "unknown role"),
     ],
 )
-async def test_invalid_messages_are_reported(over_http: Web, body: Any, wanted: str) -> None:
-    status, code, output_text = problem(
+async def test_invalid_messages_are_reported(over_http: Web, body: Any, message: str) -> None:
+    status, code, detail = problem(
         await over_http("POST", f"{ORCHESTRATOR}/SubmitDeliberation", body)
     )
     assert (status, code) == (400, "INVALID_REQUEST")
-    assert wanted in output_text
+    assert message in detail
     assert problem(await over_http("GET", f"{ORCHESTRATOR}/SubmitDeliberation"))[0] == 405
     assert problem(await over_http("POST", f"{ORCHESTRATOR}/NoSuchMethod", {}))[0] == 404
 
@@ -213,8 +215,8 @@ JSON = st.recursive(
 
 
 @given(JSON | st.binary())
-def test_any_input_is_a_message_or_refused(sent: Any) -> None:
-    raw = sent if isinstance(sent, bytes) else json.dumps(sent).encode()
+def test_any_input_is_a_message_or_refused(sent_value: Any) -> None:
+    raw = sent_value if isinstance(sent_value, bytes) else json.dumps(sent_value).encode()
     for kind in (pb.DeliberateRequest, tool_pb2.CallToolRequest):
         with suppress(InvalidRequest):
             assert isinstance(parse(raw, kind), kind)

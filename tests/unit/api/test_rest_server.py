@@ -1,4 +1,4 @@
-"""The HTTP server: where it listens, what it refuses, what it reports of itself."""
+"""The HTTP server: its addresses, limits and metrics."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from moothall.errors import ConfigurationError
 from moothall.telemetry import metrics
 from support.callers import EVERYWHERE, TOKEN, TOKENS, api_dependencies, certificate, with_parts
 from support.deliberation_service import MemoryDeliberations
-from support.rest import Web, call, opened, problem, serving_http
+from support.rest import Web, call, open_workspace, problem, serving_http
 from support.session_manager import SessionsFixture
 
 
 def test_the_uvicorn_internals_in_use_are_unchanged() -> None:
-    """A release of uvicorn that changes what `ClientConnection` and `serve_asgi` stand on fails
-    here.
+    """A release of uvicorn that changes the internals used by `ClientConnection` and `serve_asgi`
+    fails here.
     """
-    theirs = set(dir(HttpToolsProtocol)) | {
+    used_names = set(dir(HttpToolsProtocol)) | {
         "cycle",
         "connections",
         "headers",
@@ -53,17 +53,17 @@ def test_the_uvicorn_internals_in_use_are_unchanged() -> None:
         "url",
     }
     assert {
-        name for name, held in vars(ClientConnection).items() if inspect.isfunction(held)
-    } - theirs == {"_set_timer"}
-    assert {"send_400_response", "shutdown"} <= theirs
-    made = inspect.getsource(HttpToolsProtocol)
-    for output_text in (
+        name for name, member in vars(ClientConnection).items() if inspect.isfunction(member)
+    } - used_names == {"_set_timer"}
+    assert {"send_400_response", "shutdown"} <= used_names
+    source = inspect.getsource(HttpToolsProtocol)
+    for statement in (
         "self.cycle.response_complete",
         "self.server_state.default_headers",
         "self.connections.add(self)",
         "self.tasks.add",
     ):
-        assert output_text in made, output_text
+        assert statement in source, statement
     assert [*inspect.signature(HttpToolsProtocol).parameters] == [
         "config",
         "server_state",
@@ -84,27 +84,30 @@ def test_the_uvicorn_internals_in_use_are_unchanged() -> None:
 
 
 async def test_metrics_have_routes_and_no_paths(web: Web) -> None:
-    before = metrics.REGISTRY.snapshot()
+    snapshot_before = metrics.REGISTRY.snapshot()
     await web("GET", "/v1/tools")
     await web("GET", "/v1/secret-path")
     await web("POST", "/v1/tools/files.read", {})
-    after = {
+    counts_after = {
         tuple(labels): value
         for labels, value in metrics.REGISTRY.snapshot()["moothall_http_requests_total"]
     }
-    known = {
-        tuple(labels): value for labels, value in before.get("moothall_http_requests_total", [])
+    counts_before = {
+        tuple(labels): value
+        for labels, value in snapshot_before.get("moothall_http_requests_total", [])
     }
-    grown = {labels for labels, value in after.items() if value > known.get(labels, 0)}
+    grown = {
+        labels for labels, value in counts_after.items() if value > counts_before.get(labels, 0)
+    }
     assert grown == {("/v1/tools", "200"), ("other", "404"), ("/v1/tools/{name}", "400")}
 
 
 async def test_the_server_uses_tls_with_a_certificate(
-    behind: SessionsFixture, tmp_path: Path
+    backend: SessionsFixture, tmp_path: Path
 ) -> None:
     files = certificate(tmp_path)
     dependencies = with_parts(
-        api_dependencies(MemoryDeliberations()), sessions=behind.session_manager
+        api_dependencies(MemoryDeliberations()), sessions=backend.session_manager
     )
     async with serving_http(dependencies, host=EVERYWHERE, **files) as web:
         trusted = ssl.create_default_context(cafile=str(files["tls_cert"]))
@@ -117,27 +120,27 @@ async def test_the_server_uses_tls_with_a_certificate(
             await web("GET", "/v1/tools")  # in plain text
 
 
-async def test_more_requests_than_allowed_are_refused(behind: SessionsFixture) -> None:
+async def test_more_requests_than_allowed_are_refused(backend: SessionsFixture) -> None:
     async with serving_http(
-        with_parts(api_dependencies(MemoryDeliberations()), sessions=behind.session_manager),
+        with_parts(api_dependencies(MemoryDeliberations()), sessions=backend.session_manager),
         calls=1,
     ) as web:
-        workspace = await opened(web)
-        inside = behind.fake_workspaces.fake_workspaces[workspace["workspace_id"]]
-        inside.open.clear()
+        workspace = await open_workspace(web)
+        fake_workspace = backend.fake_workspaces.fake_workspaces[workspace["workspace_id"]]
+        fake_workspace.open.clear()
         requesting = asyncio.ensure_future(
             web("POST", "/v1/tools/files.read", call(workspace, path="a.py"))
         )
-        await inside.entered.wait()
+        await fake_workspace.entered.wait()
         refused = await web("GET", "/v1/tools")
         assert problem(refused)[:2] == (429, "RATE_LIMITED")
         assert refused.headers["Retry-After"] == "1"
-        inside.open.set()
+        fake_workspace.open.set()
         assert (await requesting).status == 200
 
 
 @pytest.mark.parametrize(
-    ("settings", "configured", "wanted"),
+    ("settings", "configured", "message"),
     [
         ({"host": EVERYWHERE}, False, r"set grpc\.token"),
         ({"host": EVERYWHERE}, True, r"set web\.tls_cert"),
@@ -146,9 +149,9 @@ async def test_more_requests_than_allowed_are_refused(behind: SessionsFixture) -
     ],
 )
 async def test_a_non_loopback_start_requires_token_and_tls(
-    settings: dict[str, Any], *, configured: bool, wanted: str
+    settings: dict[str, Any], *, configured: bool, message: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=wanted):
+    with pytest.raises(ConfigurationError, match=message):
         async with http_server(
             config.WebSettings(port=0, **settings),
             api_dependencies(MemoryDeliberations()),
@@ -159,12 +162,12 @@ async def test_a_non_loopback_start_requires_token_and_tls(
 
 
 async def test_a_port_in_use_and_a_missing_token_are_errors() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.socket() as occupied:
+        occupied.bind(("127.0.0.1", 0))
+        occupied.listen()
         with pytest.raises(ConfigurationError, match=r"choose another web\.port"):
             async with http_server(
-                config.WebSettings(port=taken.getsockname()[1]),
+                config.WebSettings(port=occupied.getsockname()[1]),
                 api_dependencies(MemoryDeliberations()),
                 BearerTokens(TOKENS),
                 configured=True,
@@ -181,30 +184,30 @@ async def test_a_port_in_use_and_a_missing_token_are_errors() -> None:
 
 
 async def test_idle_connections_are_closed_and_active_ones_are_not(
-    behind: SessionsFixture,
+    backend: SessionsFixture,
 ) -> None:
     dependencies = with_parts(
         api_dependencies(MemoryDeliberations()),
-        sessions=behind.session_manager,
-        approvals=behind.parking,
+        sessions=backend.session_manager,
+        approvals=backend.parking,
     )
     async with serving_http(dependencies, head_seconds=0.3) as web:
         silent = [await asyncio.open_connection("127.0.0.1", web.port) for _ in range(20)]
         for _, writer in silent[10:]:
             writer.write(b"GET /tasks HTTP/1.1\r\nHost: ")
-        kept_reader, kept = await asyncio.open_connection("127.0.0.1", web.port)
+        kept_reader, active = await asyncio.open_connection("127.0.0.1", web.port)
         ask = (
             "GET /v1/tools?limit=1 HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer "
             f"{TOKEN}\r\n\r\n"
         ).encode()
         for pause in (0.0, 0.6):
             await asyncio.sleep(pause)
-            kept.write(ask)
+            active.write(ask)
             assert b"200 OK" in await kept_reader.readuntil(b"\r\n\r\n")
             await kept_reader.readuntil(b"]}")
         async with asyncio.timeout(10):
             assert [await reader.read() for reader, _ in silent] == [b""] * 20
-        for _, writer in (*silent, (None, kept)):
+        for _, writer in (*silent, (None, active)):
             writer.close()
 
 
@@ -234,34 +237,34 @@ async def answer_of(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
     return head, await reader.readexactly(int(length[1]) if length else 0)
 
 
-def dependencies(behind: SessionsFixture) -> ApiDependencies:
+def dependencies(backend: SessionsFixture) -> ApiDependencies:
     return with_parts(
         api_dependencies(MemoryDeliberations()),
-        sessions=behind.session_manager,
-        approvals=behind.parking,
+        sessions=backend.session_manager,
+        approvals=backend.parking,
     )
 
 
-@pytest.mark.parametrize("more", [b"GET /tasks HT", b"\r\n", b"X" * 900])
+@pytest.mark.parametrize("rest_of_request", [b"GET /tasks HT", b"\r\n", b"X" * 900])
 async def test_a_partial_request_after_a_response_times_out(
-    behind: SessionsFixture, more: bytes
+    backend: SessionsFixture, rest_of_request: bytes
 ) -> None:
-    async with serving_http(dependencies(behind), head_seconds=0.3) as web, asyncio.timeout(10):
+    async with serving_http(dependencies(backend), head_seconds=0.3) as web, asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
         writer.write(ASK)
         assert b"200 OK" in (await answer_of(reader))[0]
         with suppress(ConnectionError):
             while not reader.at_eof():
-                writer.write(more[:1])
-                more = more[1:] or b"\r\n"
+                writer.write(rest_of_request[:1])
+                rest_of_request = rest_of_request[1:] or b"\r\n"
                 await asyncio.sleep(0.05)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(reader.read(200), 0.01)
         writer.close()
 
 
-async def test_an_unread_body_does_not_hold_a_connection(behind: SessionsFixture) -> None:
-    async with serving_http(dependencies(behind), head_seconds=0.3) as web, asyncio.timeout(10):
+async def test_an_unread_body_does_not_hold_a_connection(backend: SessionsFixture) -> None:
+    async with serving_http(dependencies(backend), head_seconds=0.3) as web, asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
         writer.write(
             b"POST /v1/workspaces HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000\r\n\r\n{"
@@ -275,8 +278,8 @@ async def test_an_unread_body_does_not_hold_a_connection(behind: SessionsFixture
         writer.close()
 
 
-async def test_an_idle_keep_alive_connection_is_closed(behind: SessionsFixture) -> None:
-    async with serving_http(dependencies(behind), keep_seconds=0.6) as web, asyncio.timeout(10):
+async def test_an_idle_keep_alive_connection_is_closed(backend: SessionsFixture) -> None:
+    async with serving_http(dependencies(backend), keep_seconds=0.6) as web, asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
         writer.write(ASK)
         await answer_of(reader)
@@ -284,24 +287,24 @@ async def test_an_idle_keep_alive_connection_is_closed(behind: SessionsFixture) 
         writer.close()
 
 
-async def test_slow_and_encoded_bodies_are_refused(behind: SessionsFixture) -> None:
-    async with serving_http(dependencies(behind), body_seconds=0.2) as web, asyncio.timeout(10):
+async def test_slow_and_encoded_bodies_are_refused(backend: SessionsFixture) -> None:
+    async with serving_http(dependencies(backend), body_seconds=0.2) as web, asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
         head = (
             f"POST /v1/workspaces HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n"
             "Content-Type: application/json\r\n"
         )
         writer.write(f"{head}Content-Length: 10\r\n\r\n{{".encode())
-        received, output_text = await answer_of(reader)
-        assert (b" 408 " in received, json.loads(output_text)["code"]) == (True, "BODY_TOO_SLOW")
+        response_head, body = await answer_of(reader)
+        assert (b" 408 " in response_head, json.loads(body)["code"]) == (True, "BODY_TOO_SLOW")
         writer.close()
         assert problem(
             await web("POST", "/v1/workspaces", {}, headers={"Content-Encoding": "gzip"})
         )[:2] == (415, "NOT_JSON")
 
 
-async def test_connections_above_the_limit_are_closed(behind: SessionsFixture) -> None:
-    async with serving_http(dependencies(behind), connections=3) as web, asyncio.timeout(10):
+async def test_connections_above_the_limit_are_closed(backend: SessionsFixture) -> None:
+    async with serving_http(dependencies(backend), connections=3) as web, asyncio.timeout(10):
         open_now = [await asyncio.open_connection("127.0.0.1", web.port) for _ in range(3)]
         for reader, writer in open_now:
             writer.write(ASK)
@@ -311,29 +314,29 @@ async def test_connections_above_the_limit_are_closed(behind: SessionsFixture) -
             assert await reader.read() == b""
         open_now.pop()[1].close()
         writer.close()
-        while True:  # until the server has seen that one is gone
+        while True:  # until the server has noticed the closed connection
             reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
             writer.write(ASK)
             with suppress(ConnectionError, asyncio.IncompleteReadError):
                 assert b"200 OK" in (await answer_of(reader))[0]
                 break
             writer.close()
-        for _, held in (*open_now, (reader, writer)):
-            held.close()
+        for _, open_writer in (*open_now, (reader, writer)):
+            open_writer.close()
 
 
-async def test_a_client_that_reads_nothing_is_disconnected(behind: SessionsFixture) -> None:
-    async with serving_http(dependencies(behind), stall_seconds=0.3) as web, asyncio.timeout(20):
+async def test_a_client_that_reads_nothing_is_disconnected(backend: SessionsFixture) -> None:
+    async with serving_http(dependencies(backend), stall_seconds=0.3) as web, asyncio.timeout(20):
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
         await loop.sock_connect(sock, ("127.0.0.1", web.port))
-        requested = ASK.replace(b"?limit=1", b"")
+        ask_for_all = ASK.replace(b"?limit=1", b"")
 
         async def ask() -> None:
-            while True:  # whole lists, one request behind the other, and nothing of it is read
-                await loop.sock_sendall(sock, requested)
+            while True:  # pipelined requests for whole lists, none of which is read
+                await loop.sock_sendall(sock, ask_for_all)
                 await asyncio.sleep(0.001)
 
         with pytest.raises(ConnectionError):
@@ -341,39 +344,39 @@ async def test_a_client_that_reads_nothing_is_disconnected(behind: SessionsFixtu
         sock.close()
 
 
-async def test_pipelined_requests_are_authenticated_separately(behind: SessionsFixture) -> None:
-    async def look() -> tuple[Condition, str]:
+async def test_pipelined_requests_are_authenticated_separately(backend: SessionsFixture) -> None:
+    async def check() -> tuple[Condition, str]:
         return Condition.HEALTHY, "where it is"
 
-    checkup = HealthCheck({"bus": Probe(look)})
+    checkup = HealthCheck({"bus": Probe(check)})
     async with (
-        serving_http(replace(dependencies(behind), health_check=checkup)) as web,
+        serving_http(replace(dependencies(backend), health_check=checkup)) as web,
         asyncio.timeout(10),
     ):
         reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
-        known, unknown = (
+        with_token, unknown = (
             ASK.replace(b"/v1/tools?limit=1", b"/health"),
             b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
         )
-        writer.write(known + unknown + known)
+        writer.write(with_token + unknown + with_token)
         details = [json.loads((await answer_of(reader))[1])["parts"][0]["detail"] for _ in range(3)]
         assert details == ["where it is", "", "where it is"]
         writer.close()
 
 
 async def test_a_stopping_server_waits_for_running_requests_and_stops_late_ones(
-    behind: SessionsFixture,
+    backend: SessionsFixture,
 ) -> None:
-    async with serving_http(dependencies(behind)) as web:
-        workspace = await opened(web)
-        inside = behind.fake_workspaces.fake_workspaces[workspace["workspace_id"]]
-        for grace, wanted in ((5.0, "success"), (0.1, "")):
+    async with serving_http(dependencies(backend)) as web:
+        workspace = await open_workspace(web)
+        fake_workspace = backend.fake_workspaces.fake_workspaces[workspace["workspace_id"]]
+        for grace, status in ((5.0, "success"), (0.1, "")):
             async with AsyncExitStack() as stack:
                 served = await stack.enter_async_context(
-                    serving_http(dependencies(behind), grace_seconds=grace)
+                    serving_http(dependencies(backend), grace_seconds=grace)
                 )
-                inside.open.clear()
-                inside.entered.clear()
+                fake_workspace.open.clear()
+                fake_workspace.entered.clear()
                 async with aiohttp.ClientSession() as session:
                     requesting = asyncio.ensure_future(
                         Web(session, served.port)(
@@ -382,18 +385,18 @@ async def test_a_stopping_server_waits_for_running_requests_and_stops_late_ones(
                             call(workspace, f"r-{grace}", path="a.py"),
                         )
                     )
-                    await inside.entered.wait()
-                    asyncio.get_running_loop().call_later(0.3, inside.open.set)
+                    await fake_workspace.entered.wait()
+                    asyncio.get_running_loop().call_later(0.3, fake_workspace.open.set)
                     await stack.aclose()
-                    if wanted:
-                        assert (await requesting).json["status"] == wanted
+                    if status:
+                        assert (await requesting).json["status"] == status
                     else:
                         with pytest.raises(aiohttp.ClientError):
                             await requesting
                         async with asyncio.timeout(20):
                             while not any(
                                 record.get("status") == "cancelled"
-                                for record in behind.app.records()
+                                for record in backend.app.records()
                             ):
                                 await asyncio.sleep(0.01)
                 with pytest.raises(OSError, match="Connect"):
@@ -401,13 +404,13 @@ async def test_a_stopping_server_waits_for_running_requests_and_stops_late_ones(
 
 
 async def test_a_bug_behind_the_api_is_logged_and_not_disclosed(
-    behind: SessionsFixture, caplog: pytest.LogCaptureFixture
+    backend: SessionsFixture, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def look() -> tuple[Condition, str]:
+    async def check() -> tuple[Condition, str]:
         raise RuntimeError("a detail of ours")
 
     async with serving_http(
-        replace(dependencies(behind), health_check=HealthCheck({"bus": Probe(look)}))
+        replace(dependencies(backend), health_check=HealthCheck({"bus": Probe(check)}))
     ) as web:
         answer = await web("GET", "/health")
         assert problem(answer) == (500, "INTERNAL", "internal error; see the server's log")
@@ -423,7 +426,7 @@ async def test_a_bug_behind_the_api_is_logged_and_not_disclosed(
 
 
 @pytest.mark.parametrize(
-    ("headers", "wanted"),
+    ("headers", "status_and_code"),
     [
         ("Host: 127.0.0.1\r\nHost: evil.example\r\n", (403, "WRONG_HOST")),
         ("Host: evil.example\r\nHost: 127.0.0.1\r\n", (403, "WRONG_HOST")),
@@ -436,18 +439,18 @@ async def test_a_bug_behind_the_api_is_logged_and_not_disclosed(
     ],
 )
 async def test_a_repeated_or_missing_header_authorizes_nothing(
-    web: Web, headers: str, wanted: tuple[int, str]
+    web: Web, headers: str, status_and_code: tuple[int, str]
 ) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
     writer.write(
         f"GET /v1/tools HTTP/1.1\r\n{headers}Authorization: Bearer {TOKEN}\r\n\r\n".encode()
     )
-    head, output_text = await answer_of(reader)
-    assert (int(head.split()[1]), json.loads(output_text)["code"]) == wanted
+    head, body = await answer_of(reader)
+    assert (int(head.split()[1]), json.loads(body)["code"]) == status_and_code
     writer.close()
 
 
-async def test_a_response_that_fails_midway_is_cut_off(behind: SessionsFixture) -> None:
+async def test_a_response_that_fails_midway_is_cut_off(backend: SessionsFixture) -> None:
     async def facts() -> AsyncGenerator[int, None]:
         yield 1
         raise RuntimeError("a detail of ours")
@@ -456,7 +459,7 @@ async def test_a_response_that_fails_midway_is_cut_off(behind: SessionsFixture) 
         return await lines(facts(), str)
 
     site = application(
-        config.WebSettings(), dependencies(behind), BearerTokens(TOKENS), Sessions(1, 1, 1)
+        config.WebSettings(), dependencies(backend), BearerTokens(TOKENS), Sessions(1, 1, 1)
     )
     site.router.routes.append(Route("/stream", stream))
     async with (
@@ -468,5 +471,5 @@ async def test_a_response_that_fails_midway_is_cut_off(behind: SessionsFixture) 
             assert await response.content.readline() == b"1\n"
             with pytest.raises(
                 aiohttp.ClientPayloadError
-            ):  # its end is not taken for that of the answer
+            ):  # the end of the connection is not mistaken for the end of the response
                 await response.content.readline()

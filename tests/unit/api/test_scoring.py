@@ -23,23 +23,23 @@ async def test_a_report_is_scored_by_its_level(deliberations: MemoryDeliberation
             unit=pb.Tests(ok=True, passed=3, coverage=0.75),
             static=pb.Static(ok=True),
         )
-        found = await stub.ScoreWorkspace(
+        response = await stub.ScoreWorkspace(
             pb.ScoreWorkspaceRequest(job_id="job-1", report=report), **RECEIVED
         )
-        assert (found.score, found.rigor, found.gating_decision) == (100, "L1", "pass")
-        found = await stub.ScoreWorkspace(
+        assert (response.score, response.rigor, response.gating_decision) == (100, "L1", "pass")
+        response = await stub.ScoreWorkspace(
             pb.ScoreWorkspaceRequest(report=report, rigor_level="L3"), **RECEIVED
         )
-        assert (found.gating_decision, found.reasons[0]) == (
+        assert (response.gating_decision, response.reasons[0]) == (
             "block",
             "blocks: no evidence of e2e, which this level requires",
         )
-        found = await stub.ScoreWorkspace(pb.ScoreWorkspaceRequest(), **RECEIVED)
-        assert found.gating_decision == "block"
+        response = await stub.ScoreWorkspace(pb.ScoreWorkspaceRequest(), **RECEIVED)
+        assert response.gating_decision == "block"
 
 
 @pytest.mark.parametrize(
-    ("report", "level", "output_text"),
+    ("report", "level", "message"),
     [
         ({"unit": {"ok": True, "coverage": 75.0}}, "", "unit.coverage"),
         ({"unit": {"ok": True, "coverage": float("nan")}}, "", "unit.coverage"),
@@ -49,13 +49,13 @@ async def test_a_report_is_scored_by_its_level(deliberations: MemoryDeliberation
     ],
 )
 async def test_the_invalid_field_is_named(
-    deliberations: MemoryDeliberations, report: dict[str, Any], level: str, output_text: str
+    deliberations: MemoryDeliberations, report: dict[str, Any], level: str, message: str
 ) -> None:
     async with serving(deliberations) as app:
         stub: Any = pb_grpc.WorkspaceServiceStub(app.channel)
-        requested = pb.ScoreWorkspaceRequest(
+        score_request = pb.ScoreWorkspaceRequest(
             job_id="job-1", report=pb.Report(**report), rigor_level=level
         )
-        with pytest.raises(grpc.aio.AioRpcError, match=output_text) as refused:
-            await stub.ScoreWorkspace(requested, **RECEIVED)
+        with pytest.raises(grpc.aio.AioRpcError, match=message) as refused:
+            await stub.ScoreWorkspace(score_request, **RECEIVED)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -1,4 +1,4 @@
-"""Webhooks of ours: signed, in order, at least once, and nothing of what a model wrote."""
+"""Outgoing webhooks: signed, in order, at least once, and without text of a model."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class Hook:
     """A webhook server. `statuses`: those of its next responses, then 204."""
 
     statuses: list[int] = field(default_factory=list)
-    received: list[Mapping[str, Any]] = field(default_factory=list)
+    accepted: list[Mapping[str, Any]] = field(default_factory=list)
     headers: list[Mapping[str, str]] = field(default_factory=list)
-    requested: int = 0
+    request_count: int = 0
     slept: list[float] = field(default_factory=list)
     url: str = ""
 
     async def hear(self, request: web.Request) -> web.Response:
-        """Take a webhook, or not."""
-        self.requested += 1
+        """Accept or refuse a webhook."""
+        self.request_count += 1
         body = await request.read()
         status = self.statuses.pop(0) if self.statuses else 204
         if status == 204:
@@ -46,19 +46,19 @@ class Hook:
             assert not is_signed(
                 "another secret", body, request.headers["X-Moothall-Signature-256"]
             )
-            self.received.append(json.loads(body))
+            self.accepted.append(json.loads(body))
             self.headers.append(request.headers)
         return web.Response(status=status, headers={"Location": self.url} if status == 302 else {})
 
     async def sleep(self, seconds: float) -> None:
-        """Wait no longer than it takes to see that."""
+        """Record the delay without waiting for it."""
         self.slept.append(seconds)
         await asyncio.sleep(0)
 
     async def until_requested(self, times: int) -> None:
-        """Wait until so many requests came."""
+        """Wait until this many requests have arrived."""
         async with asyncio.timeout(10):
-            while self.requested < times:
+            while self.request_count < times:
                 await asyncio.sleep(0.001)
 
 
@@ -114,10 +114,10 @@ async def test_each_decision_is_sent_once_in_order_without_model_text() -> None:
         for task_id in ("t-1", "t-2"):
             await decide(bus, task_id)
         await hook.until_requested(2)
-    assert [received["task_id"] for received in hook.received] == ["t-1", "t-2"], (
+    assert [body["task_id"] for body in hook.accepted] == ["t-1", "t-2"], (
         "decisions before the webhook existed are not sent"
     )
-    first = dict(hook.received[0])
+    first = dict(hook.accepted[0])
     assert first.pop("id") == hook.headers[0]["X-Moothall-Delivery"]
     assert first.pop("seq") > 0
     assert first.pop("time") is not None
@@ -154,15 +154,15 @@ async def test_a_storys_transition_is_sent_between_decisions_without_its_comment
         )
         await decide(bus, "t-2")
         await hook.until_requested(3)
-    assert [received["event"].removeprefix("moothall.") for received in hook.received] == [
+    assert [body["event"].removeprefix("moothall.") for body in hook.accepted] == [
         "deliberation.decided",
         "story.transitioned",
         "deliberation.decided",
     ]
-    received = {
-        name: value for name, value in hook.received[1].items() if name not in {"id", "seq", "time"}
+    transition = {
+        name: value for name, value in hook.accepted[1].items() if name not in {"id", "seq", "time"}
     }
-    assert received == {
+    assert transition == {
         "version": 1,
         "event": "moothall.story.transitioned",
         "tenant": "acme",
@@ -178,7 +178,7 @@ async def test_a_failed_delivery_is_retried_and_redirects_are_not_followed() -> 
         await hook.until_requested(4)
         await decide(bus, "t-2")
         await hook.until_requested(5)
-    assert [received["task_id"] for received in hook.received] == ["t-1", "t-2"]
+    assert [body["task_id"] for body in hook.accepted] == ["t-1", "t-2"]
     assert hook.slept == [1.0, 2.0, 4.0]
 
 
@@ -188,7 +188,7 @@ async def test_an_undeliverable_event_is_skipped_in_the_end() -> None:
         await decide(bus, "t-1")
         await decide(bus, "t-2")
         await hook.until_requested(4)
-    assert [received["task_id"] for received in hook.received] == ["t-2"]
+    assert [body["task_id"] for body in hook.accepted] == ["t-2"]
 
 
 async def test_decisions_made_while_the_sender_was_down_are_sent_later_and_once() -> None:
@@ -198,14 +198,14 @@ async def test_decisions_made_while_the_sender_was_down_are_sent_later_and_once(
             await decide(bus, "t-1")
             await hook.until_requested(1)
             async with asyncio.timeout(10):
-                while [one["seq"] for one in (await bus.bucket(BUCKET).entries()).values()] != [
-                    hook.received[0]["seq"]
+                while [entry["seq"] for entry in (await bus.bucket(BUCKET).entries()).values()] != [
+                    hook.accepted[0]["seq"]
                 ]:
                     await asyncio.sleep(0)
         await decide(bus, "t-2")
         async with delivering(bus, hook):
             await hook.until_requested(2)
-    assert [received["task_id"] for received in hook.received] == ["t-1", "t-2"]
+    assert [body["task_id"] for body in hook.accepted] == ["t-1", "t-2"]
 
 
 def test_receivers_can_verify_the_sender() -> None:

@@ -11,7 +11,7 @@ from moothall.api.protobuf import grpc_code, rich_status
 def all_kinds(
     kind: type[errors.MoothallError] = errors.MoothallError,
 ) -> list[type[errors.MoothallError]]:
-    return [kind, *(found for below in kind.__subclasses__() for found in all_kinds(below))]
+    return [kind, *(subclass for direct in kind.__subclasses__() for subclass in all_kinds(direct))]
 
 
 @pytest.mark.parametrize("kind", all_kinds(), ids=lambda kind: kind.__name__)

@@ -57,8 +57,8 @@ async def web(deliberations: MemoryDeliberations) -> AsyncIterator[Web]:
     settings = TrackerSettings(
         linear_secret=SecretStr(SECRET), jira_secret=SecretStr(SECRET), repositories={"ENG": ""}
     )
-    async with serving_http(api_dependencies(deliberations), settings) as found:
-        yield found
+    async with serving_http(api_dependencies(deliberations), settings) as server:
+        yield server
 
 
 async def send(web: Web, tracker: str, event: Any, secret: str = SECRET) -> int:
@@ -127,8 +127,8 @@ async def test_a_webhook_with_a_wrong_or_missing_signature_is_refused(web: Web) 
 
 
 async def test_a_malformed_event_is_an_invalid_request(web: Web) -> None:
-    wrong: list[Any] = [[], "x", {"type": "Issue", "action": "create"}]
-    for event in (*wrong, {**LINEAR, "data": {"id": 7}}):
+    malformed: list[Any] = [[], "x", {"type": "Issue", "action": "create"}]
+    for event in (*malformed, {**LINEAR, "data": {"id": 7}}):
         assert await send(web, "linear", event) == 400
     for event in ({**JIRA, "issue": None}, {**JIRA, "issue": {"id": "1", "fields": {"labels": 7}}}):
         assert await send(web, "jira", event) == 400

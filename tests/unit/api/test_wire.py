@@ -1,4 +1,4 @@
-"""The wire's promises: names, numbers and types, as design and clients have them."""
+"""The wire contract: names, numbers and types as specified and as clients use them."""
 
 from __future__ import annotations
 
@@ -300,32 +300,38 @@ def kind_of(field: FieldDescriptor) -> str:
     return f"[]{kind}" if field.is_repeated else kind + optional
 
 
-def described(message: Descriptor) -> dict[str, tuple[int, str]]:
+def describe_message(message: Descriptor) -> dict[str, tuple[int, str]]:
     return {field.name: (field.number, kind_of(field)) for field in message.fields}
 
 
-def promised(table: str) -> dict[str, tuple[int, str]]:
+def read_specification(table: str) -> dict[str, tuple[int, str]]:
     fields: dict[str, tuple[int, str]] = {}
     for number, entry in enumerate(filter(None, table.split(", ")), start=1):
-        found = re.fullmatch(r"(\w+) (\S+)(?: = (\d+))?", entry)
-        assert found is not None, entry
-        fields[found[1]] = (int(found[3] or number), found[2])
+        match = re.fullmatch(r"(\w+) (\S+)(?: = (\d+))?", entry)
+        assert match is not None, entry
+        fields[match[1]] = (int(match[3] or number), match[2])
     return fields
 
 
 @pytest.mark.parametrize("name", MESSAGES)
 def test_orchestrator_messages_match_the_specification(name: str) -> None:
-    assert described(pb.DESCRIPTOR.message_types_by_name[name]) == promised(MESSAGES[name])
+    assert describe_message(pb.DESCRIPTOR.message_types_by_name[name]) == read_specification(
+        MESSAGES[name]
+    )
 
 
 @pytest.mark.parametrize("name", COMMON)
 def test_shared_messages_match_the_specification(name: str) -> None:
-    assert described(common_pb2.DESCRIPTOR.message_types_by_name[name]) == promised(COMMON[name])
+    assert describe_message(
+        common_pb2.DESCRIPTOR.message_types_by_name[name]
+    ) == read_specification(COMMON[name])
 
 
 @pytest.mark.parametrize("name", KERNEL)
 def test_kernel_messages_match_the_specification(name: str) -> None:
-    assert described(kernel_pb2.DESCRIPTOR.message_types_by_name[name]) == promised(KERNEL[name])
+    assert describe_message(
+        kernel_pb2.DESCRIPTOR.message_types_by_name[name]
+    ) == read_specification(KERNEL[name])
 
 
 def test_kernel_rpcs_match_the_specification() -> None:
@@ -349,11 +355,11 @@ def test_runner_messages_match_the_specification() -> None:
     assert (
         runner_pb2.DESCRIPTOR.services_by_name["SecureRunner"].full_name == "runner.v1.SecureRunner"
     )
-    found = {
-        name: described(message)
+    messages = {
+        name: describe_message(message)
         for name, message in runner_pb2.DESCRIPTOR.message_types_by_name.items()
     }
-    assert found == {name: promised(table) for name, table in RUNNER.items()}
+    assert messages == {name: read_specification(table) for name, table in RUNNER.items()}
 
 
 def test_orchestrator_rpcs_match_the_specification() -> None:
@@ -378,7 +384,7 @@ def test_deliberation_states_match_the_specification() -> None:
     ("module", "name"), [(module, name) for module, named in SHANNON.items() for name in named]
 )
 def test_agent_service_messages_match_the_specification(module: Any, name: str) -> None:
-    assert described(module.DESCRIPTOR.message_types_by_name[name]) == promised(
+    assert describe_message(module.DESCRIPTOR.message_types_by_name[name]) == read_specification(
         SHANNON[module][name]
     )
 
@@ -401,11 +407,11 @@ def test_the_agent_service_matches_the_specification() -> None:
     }
     for module, enums in SHANNON_ENUMS.items():
         for name, words in enums.items():
-            found = module.DESCRIPTOR.enum_types_by_name[name].values
-            assert [value.number for value in found] == list(range(len(words.split()) + 1))
+            values = module.DESCRIPTOR.enum_types_by_name[name].values
+            assert [value.number for value in values] == list(range(len(words.split()) + 1))
             assert all(
                 value.name.endswith(f"_{word}")
-                for value, word in zip(found, ["UNSPECIFIED", *words.split()], strict=True)
+                for value, word in zip(values, ["UNSPECIFIED", *words.split()], strict=True)
             )
 
 
@@ -425,9 +431,9 @@ def breaks(folder: Path, change: tuple[str, str] | None = None) -> str:
         assert text.count(change[0]) == 1
         path.write_text(text.replace(*change), encoding="utf-8")
     command = [str(BUF), "breaking", "--against", "protos/released.binpb"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert (done.returncode == 0) == (done.stdout == ""), done.stderr
-    return done.stdout
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert (process.returncode == 0) == (process.stdout == ""), process.stderr
+    return process.stdout
 
 
 @pytest.mark.skipif(not BUF.exists(), reason="needs buf: scripts/setup dev")
@@ -435,10 +441,10 @@ def test_the_protos_are_compatible_with_clients_of_the_last_release(tmp_path: Pa
     assert breaks(tmp_path) == ""
 
 
-@pytest.mark.e2e  # buf over all protos, once a change
+@pytest.mark.e2e  # buf checks all protos for each change
 @pytest.mark.skipif(not BUF.exists(), reason="needs buf: scripts/setup dev")
 @pytest.mark.parametrize(
-    ("change", "output_text"),
+    ("change", "message"),
     [
         (
             (
@@ -457,6 +463,6 @@ def test_the_protos_are_compatible_with_clients_of_the_last_release(tmp_path: Pa
     ],
 )
 def test_a_breaking_change_is_detected(
-    tmp_path: Path, change: tuple[str, str], output_text: str
+    tmp_path: Path, change: tuple[str, str], message: str
 ) -> None:
-    assert output_text in breaks(tmp_path, change)
+    assert message in breaks(tmp_path, change)

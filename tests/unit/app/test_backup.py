@@ -35,18 +35,18 @@ WHO = Principal("ann", "team-a")
 
 @dataclass
 class Writer:
-    """Writes what a server writes, as fast as it can."""
+    """A writer that records the same data as a server, as fast as possible."""
 
     bus: Bus
     data_dir: Path
-    written: int = 0
+    events_written: int = 0
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def write_events(self) -> None:
         """Record deliberations: every second one ends. Large answers are blobs."""
         service = DeliberationService(self.bus, Remembering(), Defaults(LimitSettings()))
         while not self.stopped.is_set():
-            number = self.written
+            number = self.events_written
             request = DeliberationRequest("Write a haiku", "dev", task_id=f"t-{number}")
             task_key = (await service.submit(request, WHO)).task_id
             await self.bus.publish(seat(1, task_key, answer=f"{number} " + "x" * 3000))
@@ -55,7 +55,7 @@ class Writer:
                 await self.bus.publish(
                     new_event(EventType.DELIBERATION_DECIDED, task_key, dump(outcome))
                 )
-            self.written += 1
+            self.events_written += 1
 
     async def write_files(self) -> None:
         """Commit to a clone, append to an audit chain, and create tokens."""
@@ -89,7 +89,7 @@ async def _git(folder: Path, *arguments: str) -> str:
 
 
 @asynccontextmanager
-async def written(settings: Settings) -> AsyncIterator[Writer]:
+async def running_writer(settings: Settings) -> AsyncIterator[Writer]:
     """Open a bus, and write until the context ends."""
     async with open_bus(
         settings.bus, settings.bus.url or "", limits=BusLimits(blob_bytes=2000)
@@ -102,9 +102,9 @@ async def written(settings: Settings) -> AsyncIterator[Writer]:
             writer.stopped.set()
 
 
-async def wait_for(writer: Writer, written: int) -> None:
+async def wait_for(writer: Writer, count: int) -> None:
     async with asyncio.timeout(60):
-        while writer.written < written:
+        while writer.events_written < count:
             await asyncio.sleep(0.02)
 
 
@@ -113,12 +113,12 @@ async def test_a_backup_under_load_equals_the_log_up_to_its_position(tmp_path: P
     data_dir.mkdir(mode=0o700)
     async with embedded_server(BusSettings(), tmp_path / "bus") as url:
         settings = Settings(data_dir=data_dir, bus=BusSettings(url=url))
-        async with written(settings) as writer:
+        async with running_writer(settings) as writer:
             await wait_for(writer, 40)
-            before = writer.written
+            count_before = writer.events_written
             report = await save_backup(settings, file, lambda _: None)
-            assert writer.written > before  # it was under load
-            await wait_for(writer, writer.written + 20)
+            assert writer.events_written > count_before  # it was under load
+            await wait_for(writer, writer.events_written + 20)
         async with open_bus(settings.bus, url) as bus:
             original = {raw.seq: raw async for raw in bus.raw(EVENTS.name)}
     assert max(original) > report.mark
@@ -146,7 +146,7 @@ async def test_a_backup_under_load_equals_the_log_up_to_its_position(tmp_path: P
 
 async def check_documents(bus: Bus) -> None:
     """Check that each deliberation has its outcome, or is queued and pending."""
-    ended = {
+    responses = {
         recorded.event.subject: recorded.event
         async for recorded in bus.replay((Channel.RESPONSES.all,))
     }
@@ -155,18 +155,18 @@ async def check_documents(bus: Bus) -> None:
         async for recorded in bus.replay((Channel.RESULTS.all,))
         if recorded.event.type is EventType.DELIBERATION_REQUESTED
     ]
-    assert len(ended) > 10
+    assert len(responses) > 10
     queued = (await bus.state(WORK.name)).messages
-    assert queued == len(requests) - len(ended) > 10
+    assert queued == len(requests) - len(responses) > 10
     for name in requests:
         document = await bus.get(TaskKey(name))
         assert document is not None
-        expected = DeliberationStatus.COMPLETED if name in ended else DeliberationStatus.PENDING
+        expected = DeliberationStatus.COMPLETED if name in responses else DeliberationStatus.PENDING
         assert load(Outcome, document).status is expected
 
 
 async def check_files(data_dir: Path) -> None:
-    """Check that clone, audit and tokens are whole."""
+    """Check that clone, audit and tokens are complete."""
     await _git(data_dir / "repos" / "r.git", "fsck", "--strict", "--no-dangling")
     assert await _git(data_dir / "repos" / "r.git", "rev-list", "--all", "--count") != "0"
     lines = (data_dir / "audit" / "team-a" / "w.jsonl").read_text(encoding="ascii").splitlines()
@@ -188,7 +188,7 @@ async def test_a_backup_file_that_cannot_be_restored_or_written_is_named(tmp_pat
         await save_backup(settings, tmp_path / "none" / "backup.tar", lambda _: None)
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2])
-    other = Settings(data_dir=tmp_path / "other")
+    other_settings = Settings(data_dir=tmp_path / "other")
     with pytest.raises(ConfigurationError, match=r"not a complete backup|cannot be read"):
-        await restore_backup(other, file, lambda _: None)
+        await restore_backup(other_settings, file, lambda _: None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["backup.tar", "data"]

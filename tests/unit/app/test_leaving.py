@@ -12,21 +12,21 @@ from support.tool_gateway import FakeWorkspace
 
 class FakeWorkspaces:
     @asynccontextmanager
-    async def open(self, prepared: Any, name: str, **given: Any) -> AsyncIterator[FakeWorkspace]:
+    async def open(self, prepared: Any, name: str, **options: Any) -> AsyncIterator[FakeWorkspace]:
         yield FakeWorkspace()
 
 
 async def test_subscribers_get_every_end() -> None:
-    ended: list[str] = []
+    ended_ids: list[str] = []
 
     async def on_end(workspace_id: str) -> None:
-        ended.append(workspace_id)
+        ended_ids.append(workspace_id)
 
     leaving = NotifyingWorkspaces(FakeWorkspaces(), on_end)
     async with leaving.open(None, "a") as workspace:  # type: ignore[arg-type]  # these workspaces need no repository
-        assert (workspace.id, ended) == ("ws-1", [])
-    assert ended == ["ws-1"]
+        assert (workspace.id, ended_ids) == ("ws-1", [])
+    assert ended_ids == ["ws-1"]
     with pytest.raises(ZeroDivisionError):
         async with leaving.open(None, "a"):  # type: ignore[arg-type]  # as above
             raise ZeroDivisionError
-    assert ended == ["ws-1", "ws-1"]
+    assert ended_ids == ["ws-1", "ws-1"]

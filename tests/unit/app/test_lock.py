@@ -46,10 +46,10 @@ async def test_a_waiting_process_takes_the_lock_of_one_that_ends_without_serving
     tmp_path: Path,
 ) -> None:
     messages: list[str] = []
-    async with AsyncExitStack() as stack, AsyncExitStack() as ours:
+    async with AsyncExitStack() as stack, AsyncExitStack() as own_stack:
         # Like a short command, which publishes no address.
         stack.enter_context(preflight.hold(tmp_path))
-        waiting = asyncio.create_task(hold_or_find(tmp_path, messages.append, ours))
+        waiting = asyncio.create_task(hold_or_find(tmp_path, messages.append, own_stack))
         while not messages:
             await asyncio.sleep(0.01)
         await stack.aclose()

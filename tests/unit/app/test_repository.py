@@ -91,18 +91,18 @@ async def test_a_given_profile_replaces_the_repositorys_own_once(
     file.write_text('[checks]\ntests = "make check"\n', encoding="utf-8")
     repositories = trusted_repositories(settings)
     plain = await find_repository(settings, NamedRepository(str(repo.path)))
-    mine = await find_repository(settings, NamedRepository(str(repo.path), profile=file))
-    again = await find_repository(settings, NamedRepository(str(repo.path)))
+    with_profile = await find_repository(settings, NamedRepository(str(repo.path), profile=file))
+    found_again = await find_repository(settings, NamedRepository(str(repo.path)))
     assert plain is not None
-    assert mine is not None
-    assert again == plain != mine
+    assert with_profile is not None
+    assert found_again == plain != with_profile
     assert (await repositories.resolve(plain)).profile.checks == {"tests": ("false",)}
-    base = await repositories.resolve(mine)
+    base = await repositories.resolve(with_profile)
     assert (dict(base.profile.checks), base.profile.known_failures) == (
         {"tests": ("make", "check")},
         ("a",),
     )
-    assert repositories.clone(mine.id).path == repositories.clone(plain.id).path
+    assert repositories.clone(with_profile.id).path == repositories.clone(plain.id).path
     assert [entry.id for entry in repositories.registry.list(LOCAL.tenant)] == [plain.id]
 
 
@@ -118,8 +118,8 @@ async def test_an_invalid_profile_is_named(settings: Settings, repo: Repo, tmp_p
 async def test_the_tenant_of_a_line_is_read_from_branch_commit_or_record(
     settings: Settings, repo: Repo
 ) -> None:
-    async def owner(where: str, ref: str = "", tenant: str = "") -> str:
-        return (await line_origin(settings, where, ref, "src/utils.py", 1, tenant=tenant))[1]
+    async def owner(location: str, ref: str = "", tenant: str = "") -> str:
+        return (await line_origin(settings, location, ref, "src/utils.py", 1, tenant=tenant))[1]
 
     path = str(repo.path)
     assert await owner(path) == "local"

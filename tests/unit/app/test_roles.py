@@ -19,11 +19,11 @@ def test_roles_are_parsed_once_in_any_case_with_or_without_commas() -> None:
 
 
 @pytest.mark.parametrize(
-    ("roles", "wrong"),
+    ("roles", "reason"),
     [(["api,kitchen"], "unknown role 'kitchen'; the roles are api, page"), ([" , "], "no role")],
 )
-def test_an_unknown_role_is_refused_with_the_valid_ones(roles: list[str], wrong: str) -> None:
-    with pytest.raises(ConfigurationError, match=wrong):
+def test_an_unknown_role_is_refused_with_the_valid_ones(roles: list[str], reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
         parse_roles(roles)
 
 
@@ -63,15 +63,18 @@ def test_processes_on_a_bus_have_unique_names_and_reuse_freed_ones(
         names = [instance(shared, first), instance(shared, second)]
         assert len(set(names)) == 2
         first.close()
-        with ExitStack() as again:
-            assert instance(shared, again) == names[0]
+        with ExitStack() as restarted:
+            assert instance(shared, restarted) == names[0]
     assert not instance(Settings(data_dir=tmp_path / "other"), ExitStack())
 
 
 def test_numbers_are_assigned_in_order_and_released(tmp_path: Path) -> None:
-    with preflight.take_number(tmp_path) as one, preflight.take_number(tmp_path) as two:
-        assert (one, two) == (1, 2)
+    with (
+        preflight.take_number(tmp_path) as first_number,
+        preflight.take_number(tmp_path) as second_number,
+    ):
+        assert (first_number, second_number) == (1, 2)
         assert preflight.is_shared(tmp_path)
     assert not preflight.is_shared(tmp_path)
-    with preflight.take_number(tmp_path) as again:
-        assert again == 1
+    with preflight.take_number(tmp_path) as reused_number:
+        assert reused_number == 1

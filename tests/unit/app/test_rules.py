@@ -46,9 +46,9 @@ async def test_a_gateway_from_settings_allows_granted_calls_and_follows_revocati
         app.tool_gateway = ToolGateway(audit, Facts().publish, rules)
         seat = app.seat()
         assert (await app.tool_gateway.call(seat, tool_call(path="a"))).status is ToolStatus.SUCCESS
-        everything = app.seat(grant=Grant(tools=("*",)))
+        all_tools = app.seat(grant=Grant(tools=("*",)))
         pushed = await app.tool_gateway.call(
-            everything, tool_call("git.push", number=2, branch="main")
+            all_tools, tool_call("git.push", number=2, branch="main")
         )
         assert (pushed.status, "acts beyond the workspace" in pushed.error) == (
             ToolStatus.PARKED,
@@ -68,13 +68,13 @@ async def test_a_second_process_of_the_data_directory_accepts_tokens_of_the_firs
     tmp_path: Path,
 ) -> None:
     async with (
-        open_rules(settings(tmp_path), MemoryBus()) as one,
-        open_rules(settings(tmp_path), MemoryBus()) as two,
+        open_rules(settings(tmp_path), MemoryBus()) as first_rules,
+        open_rules(settings(tmp_path), MemoryBus()) as second_rules,
     ):
-        token = one.tokens.mint(
+        token = first_rules.tokens.mint(
             principal="ann", tenant="local", workspace="ws", role="dev", grant=Grant(()), seconds=60
         )
-        assert two.tokens.check(token, "ws").principal == "ann"
+        assert second_rules.tokens.check(token, "ws").principal == "ann"
     assert (tmp_path / "data/guard.key").stat().st_mode & 0o077 == 0
 
 
@@ -120,9 +120,9 @@ async def test_remote_hosts_check_approvals_of_the_server_and_cannot_sign_them(
 def test_a_shared_disk_is_recognised_and_a_copy_is_not(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir(mode=0o700)
     (tmp_path / "elsewhere").symlink_to(tmp_path)
-    one, same, other = (settings(tmp_path / name) for name in ("", "elsewhere", "other"))
-    assert disk_of(one.data_dir) == disk_of(same.data_dir) != disk_of(other.data_dir)
-    assert home_of(one) is None  # all hosts are processes of this machine
+    original, same_disk, copied = (settings(tmp_path / name) for name in ("", "elsewhere", "other"))
+    assert disk_of(original.data_dir) == disk_of(same_disk.data_dir) != disk_of(copied.data_dir)
+    assert home_of(original) is None  # all hosts are processes of this machine
     remote = load_settings(
         data_dir=tmp_path / "data",
         ray=RaySettings(address="head:6379"),
@@ -130,13 +130,13 @@ def test_a_shared_disk_is_recognised_and_a_copy_is_not(tmp_path: Path) -> None:
     )
     home = home_of(remote)
     assert home is not None
-    assert shares_data_dir(one.data_dir, home)
-    assert shares_data_dir(same.data_dir, home)
-    assert not shares_data_dir(other.data_dir, home)
+    assert shares_data_dir(original.data_dir, home)
+    assert shares_data_dir(same_disk.data_dir, home)
+    assert not shares_data_dir(copied.data_dir, home)
     shutil.copytree(tmp_path / "data", tmp_path / "copy/data")
     assert home_of(remote) is not None  # the server restarts
     assert not shares_data_dir(settings(tmp_path / "copy").data_dir, home_of(remote) or home)
-    assert (for_hosts(remote).guard.key, for_hosts(one)) == (None, one)
+    assert (for_hosts(remote).guard.key, for_hosts(original)) == (None, original)
     secret = SecretStr("a secret of these tests")
     forge, webhook = (
         ForgeSettings(token=secret),
@@ -163,17 +163,21 @@ def test_a_shared_disk_is_recognised_and_a_copy_is_not(tmp_path: Path) -> None:
 
 
 async def test_custom_role_tables_and_policies_are_used(tmp_path: Path) -> None:
-    own = tmp_path / "own"
-    own.mkdir()
-    (own / "roles.yaml").write_text("roles: {dev: {tools: {files.read: [read]}}}", encoding="utf-8")
-    async with open_rules(settings(tmp_path, policies=own), MemoryBus()) as rules:
+    policy_folder = tmp_path / "own"
+    policy_folder.mkdir()
+    (policy_folder / "roles.yaml").write_text(
+        "roles: {dev: {tools: {files.read: [read]}}}", encoding="utf-8"
+    )
+    async with open_rules(settings(tmp_path, policies=policy_folder), MemoryBus()) as rules:
         assert rules.grants.of("dev").tools == ("files.read",)
-    (own / "roles.yaml").write_text("roles: {dev: {tools: {files.reed: [read]}}}", encoding="utf-8")
+    (policy_folder / "roles.yaml").write_text(
+        "roles: {dev: {tools: {files.reed: [read]}}}", encoding="utf-8"
+    )
     with pytest.raises(ConfigurationError, match=r"there is no such tool"):
-        async with open_rules(settings(tmp_path, policies=own), MemoryBus()):
+        async with open_rules(settings(tmp_path, policies=policy_folder), MemoryBus()):
             pass
     with pytest.raises(ConfigurationError, match="is not a folder"):
-        async with open_rules(settings(tmp_path, policies=own / "none"), MemoryBus()):
+        async with open_rules(settings(tmp_path, policies=policy_folder / "none"), MemoryBus()):
             pass
     with pytest.raises(ConfigurationError, match="at least 32 are needed"):
         async with open_rules(settings(tmp_path, key="short"), MemoryBus()):

@@ -33,12 +33,12 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
 SEATS = ("agent-dev-001", "agent-dev-002")
 
 
-def requested(task: str) -> Event:
+def request_event(task: str) -> Event:
     d = Deliberation(TaskKey(task), "Add hello_world()", "dev", "vote", SEATS, 0, NOW, 2)
     return new_event(EventType.DELIBERATION_REQUESTED, task, dump(d), time=NOW.isoformat())
 
 
-def decided(task: str) -> Event:
+def decision_event(task: str) -> Event:
     outcome = Outcome(task, DeliberationStatus.COMPLETED, role="dev")
     return new_event(EventType.DELIBERATION_DECIDED, task, dump(outcome), time=NOW.isoformat())
 
@@ -47,7 +47,7 @@ async def tasks_of(*events: Event, served: bool = True, active: tuple[str, ...] 
     bus = MemoryBus()
     for event in events:
         await bus.publish(event)
-    states: list[DeliberationState] = [fold(None, requested(task)) for task in active]
+    states: list[DeliberationState] = [fold(None, request_event(task)) for task in active]
     return Tasks(AllSettings(), bus, served=served, active_states=lambda: states)  # type: ignore[arg-type]  # all in memory
 
 
@@ -60,8 +60,8 @@ async def list_ids(data_dir: Path, request: ListRequest) -> list[str] | None:
 
 
 async def test_the_serving_process_lists_its_tasks(tmp_path: Path) -> None:
-    events = [requested(f"t{number}") for number in range(3)]
-    ends = [decided("t0"), decided("t1")]
+    events = [request_event(f"t{number}") for number in range(3)]
+    ends = [decision_event("t0"), decision_event("t1")]
     tasks = await tasks_of(*events, *ends, active=("t2",))
     async with serve_task_list(tasks, tmp_path):
         assert await list_ids(tmp_path, ListRequest()) == ["t2", "t1", "t0"]

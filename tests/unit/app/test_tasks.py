@@ -47,7 +47,7 @@ def results(*seats: str) -> tuple[Result, ...]:
     )
 
 
-def decided(task: str, winner: str = SEATS[1]) -> Event:
+def decision_event(task: str, winner: str = SEATS[1]) -> Event:
     outcome = Outcome(
         task,
         DeliberationStatus.COMPLETED,
@@ -68,11 +68,11 @@ async def tasks_of(*events: Event) -> tuple[MemoryBus, Tasks]:
 
 
 async def test_the_latest_tasks_are_found_at_any_depth_of_a_long_log() -> None:
-    ends = [decided(f"task-{number}") for number in range(3)]
-    later = [
+    ends = [decision_event(f"task-{number}") for number in range(3)]
+    later_events = [
         new_event(EventType.SEAT_TURN, "x", {"task_id": "x"}, ordinal=str(n)) for n in range(900)
     ]
-    _, tasks = await tasks_of(*ends, *later, decided("task-9"))
+    _, tasks = await tasks_of(*ends, *later_events, decision_event("task-9"))
     assert [view.task_id for view in await tasks.latest(limit=1)] == ["task-9"]
     assert [view.task_id for view in await tasks.latest(limit=2)] == ["task-9", "task-2"]
     assert len(await tasks.latest("ended", 50)) == 4
@@ -81,7 +81,7 @@ async def test_the_latest_tasks_are_found_at_any_depth_of_a_long_log() -> None:
 
 async def test_running_tasks_are_read_from_the_log_only() -> None:
     _, tasks = await tasks_of(
-        request_event("task-a1"), request_event("task-b2"), decided("task-a1")
+        request_event("task-a1"), request_event("task-b2"), decision_event("task-a1")
     )
     views = await tasks.latest()
     assert [(view.task_id, view.status.value) for view in views] == [
@@ -118,8 +118,8 @@ async def test_a_task_is_found_by_a_prefix_and_the_latest_by_default() -> None:
         request_event("task-a1"),
         request_event("task-a2"),
         request_event("other"),
-        decided("task-a1"),
-        decided("task-a2"),
+        decision_event("task-a1"),
+        decision_event("task-a2"),
     )
     assert await tasks.find("task-a1", exact=True) == "task-a1"
     assert await tasks.find("ot") == "other"
@@ -138,7 +138,7 @@ async def test_a_task_is_found_by_a_prefix_and_the_latest_by_default() -> None:
 
 @pytest.mark.e2e
 async def test_a_served_external_bus_is_recognised_by_its_hosts(tmp_path: Path) -> None:
-    async def announce(_requested: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
+    async def announce(_request: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
         return dump(HostState("host-1", "here", 1, 0.0, ())), b""
 
     async with (
@@ -191,7 +191,7 @@ async def test_an_empty_list_is_reported() -> None:
 
 async def test_only_an_ended_task_can_be_deleted_and_then_completely() -> None:
     bus, tasks = await tasks_of(
-        request_event("task-a1"), request_event("task-b2"), decided("task-a1")
+        request_event("task-a1"), request_event("task-b2"), decision_event("task-a1")
     )
     with pytest.raises(InvalidRequest, match="`moothall cancel task-b2` first"):
         await tasks.forget(TaskId("task-b2"))
@@ -242,7 +242,7 @@ def test_a_missing_winner_and_an_unknown_seat_are_reported() -> None:
 
 async def test_the_progress_of_a_running_task_is_shown() -> None:
     _, tasks = await tasks_of(
-        request_event("task-a1"), decided("task-a1"), request_event("task-b2")
+        request_event("task-a1"), decision_event("task-a1"), request_event("task-b2")
     )
     for named, seat in ((None, ""), (None, "1"), ("task-b2", ""), ("2", "")):
         with pytest.raises(
@@ -254,7 +254,7 @@ async def test_the_progress_of_a_running_task_is_shown() -> None:
 
 async def test_a_seat_without_a_task_refers_to_the_latest_task() -> None:
     _, tasks = await tasks_of(
-        request_event("3"), decided("3"), request_event("task-a1"), decided("task-a1")
+        request_event("3"), decision_event("3"), request_event("task-a1"), decision_event("task-a1")
     )
     assert [
         (task, result.seat)

@@ -18,7 +18,7 @@ def alerts_of(app: App) -> list[Event]:
     return [event for event in app.facts.events if event.type == EventType.GUARD_ALERTED]
 
 
-async def refused(
+async def make_refused_calls(
     app: App, times: int, tool: str = "git.push", first: int = 1, **arguments: Any
 ) -> None:
     for number in range(first, first + times):
@@ -32,9 +32,9 @@ async def test_many_refusals_raise_one_alert_and_reset_the_count(
     tmp_path: Path,
 ) -> None:
     async with open_app(tmp_path, alerts=AlertLimits(denials=5)) as app:
-        await refused(app, 4, branch="x")
+        await make_refused_calls(app, 4, branch="x")
         assert alerts_of(app) == []
-        await refused(app, 3, first=5, branch="x")
+        await make_refused_calls(app, 3, first=5, branch="x")
         [alert] = alerts_of(app)
         assert (
             alert.data["kind"],
@@ -48,7 +48,7 @@ async def test_many_refusals_raise_one_alert_and_reset_the_count(
             "git.push",
         )
         assert (subject_of(alert), "not granted" in alert.data["reason"]) == ("audit.local", True)
-        await refused(app, 3, first=8, branch="x")
+        await make_refused_calls(app, 3, first=8, branch="x")
         assert len(alerts_of(app)) == 2
         assert len({event.id for event in alerts_of(app)}) == 2
 
@@ -58,7 +58,7 @@ async def test_attempts_to_leave_the_workspace_raise_an_early_alert(
     tmp_path: Path, path: str
 ) -> None:
     async with open_app(tmp_path, alerts=AlertLimits(escapes=3)) as app:
-        await refused(app, 3, "files.read", path=path)
+        await make_refused_calls(app, 3, "files.read", path=path)
         [alert] = alerts_of(app)
     assert (alert.data["kind"], alert.data["count"]) == ("escapes", 3)
 
@@ -73,7 +73,7 @@ async def test_an_action_that_isolation_refuses_counts_as_an_attempted_escape(
 
     async with open_app(tmp_path, alerts=AlertLimits(escapes=2)) as app:
         app.workspace.answer = refuse
-        await refused(app, 2, "files.read", path="link")
+        await make_refused_calls(app, 2, "files.read", path="link")
         [alert] = alerts_of(app)
     assert (alert.data["kind"], alert.data["reason"]) == (
         "escapes",

@@ -161,13 +161,13 @@ async def test_an_approval_used_by_another_process_is_used_up(tmp_path: Path) ->
     bus = MemoryBus()
     first_queue, second_queue = parking_on(bus), parking_on(bus)
     async with (
-        open_gateway(tmp_path / "1", first_queue) as one,
-        open_gateway(tmp_path / "2", second_queue) as two,
+        open_gateway(tmp_path / "1", first_queue) as first_gateway,
+        open_gateway(tmp_path / "2", second_queue) as second_gateway,
     ):
-        await delete(one)
+        await delete(first_gateway)
         await first_queue.resolve("local", "request-1", allow=True, approver="ann")
         await second_queue.refresh()
-        assert sorted([(await delete(one))[0], (await delete(two))[0]]) == [
+        assert sorted([(await delete(first_gateway))[0], (await delete(second_gateway))[0]]) == [
             ToolStatus.BLOCKED,
             ToolStatus.SUCCESS,
         ]

@@ -78,10 +78,13 @@ async def test_a_restart_continues_the_chain(tmp_path: Path) -> None:
 
 
 async def test_each_tenant_and_writer_has_its_own_chain(tmp_path: Path) -> None:
-    async with AuditLog(tmp_path, "host-1") as one, AuditLog(tmp_path, "host-2") as two:
-        await one.append(entry(tenant="a"))
-        await one.append(entry(tenant="b"))
-        await two.append(entry(tenant="a"))
+    async with (
+        AuditLog(tmp_path, "host-1") as first_log,
+        AuditLog(tmp_path, "host-2") as second_log,
+    ):
+        await first_log.append(entry(tenant="a"))
+        await first_log.append(entry(tenant="b"))
+        await second_log.append(entry(tenant="a"))
     for chain in ("a/host-1", "a/host-2", "b/host-1"):
         assert verify(tmp_path / "audit" / f"{chain}.jsonl") == ()
     report = verify_all(tmp_path)
@@ -89,10 +92,13 @@ async def test_each_tenant_and_writer_has_its_own_chain(tmp_path: Path) -> None:
 
 
 async def test_two_processes_cannot_share_a_writer(tmp_path: Path) -> None:
-    async with AuditLog(tmp_path, "host-1") as one, AuditLog(tmp_path, "host-1") as two:
-        await one.append(entry())
+    async with (
+        AuditLog(tmp_path, "host-1") as first_log,
+        AuditLog(tmp_path, "host-1") as second_log,
+    ):
+        await first_log.append(entry())
         with pytest.raises(AuditUnavailable, match="a writer name of its own"):
-            await two.append(entry())
+            await second_log.append(entry())
 
 
 @pytest.mark.parametrize("tenant", ["../up", "", "a/b"])
@@ -221,9 +227,9 @@ def remove(lines: Lines, at: int, dice: random.Random) -> Lines:
 
 
 def swap(lines: Lines, at: int, dice: random.Random) -> Lines:
-    other = (at + dice.randrange(1, len(lines))) % len(lines)
+    other_index = (at + dice.randrange(1, len(lines))) % len(lines)
     swapped = list(lines)
-    swapped[at], swapped[other] = lines[other], lines[at]
+    swapped[at], swapped[other_index] = lines[other_index], lines[at]
     return swapped
 
 
@@ -343,9 +349,9 @@ async def test_a_chain_without_signatures_stays_readable_and_is_named_so(
     tmp_path: Path,
 ) -> None:
     path = await write(tmp_path, 3)
-    (before,) = verify(path, KEY)
-    assert (before.serious, "not signed" in before.what) == (False, True)
+    (finding_before,) = verify(path, KEY)
+    assert (finding_before.serious, "not signed" in finding_before.what) == (False, True)
     await write_signed(tmp_path, 1)
-    (after,) = verify(path, KEY)
-    assert (after.serious, after.line) == (False, 4)
+    (finding_after,) = verify(path, KEY)
+    assert (finding_after.serious, finding_after.line) == (False, 4)
     assert verify_all(tmp_path, KEY).ok

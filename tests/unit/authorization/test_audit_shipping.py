@@ -69,15 +69,15 @@ async def test_a_collector_that_is_down_gets_everything_once_it_is_back(tmp_path
 async def test_the_next_process_continues_and_only_one_of_several_sends(tmp_path: Path) -> None:
     first, second = Collector(), Collector()
     await write(tmp_path, 2)
-    one = AuditShipper(tmp_path, first.send, 1)
-    other = AuditShipper(tmp_path, second.send, 1)
-    assert one.send_new()
+    first_shipper = AuditShipper(tmp_path, first.send, 1)
+    second_shipper = AuditShipper(tmp_path, second.send, 1)
+    assert first_shipper.send_new()
     await write(tmp_path, 2, writer="host-2")
-    assert other.send_new()
+    assert second_shipper.send_new()
     assert second.calls == 0, "another process of this disk sends"
-    one.finish()
+    first_shipper.finish()
     await write(tmp_path, 3)
-    assert other.send_new()
+    assert second_shipper.send_new()
     assert (first.seqs(), second.seqs()) == ([1, 2, 1, 2], [3, 4, 5])
 
 
@@ -103,10 +103,10 @@ async def test_a_pruned_chain_continues_and_a_restored_one_is_not_skipped(tmp_pa
     # A backup of the chain at its second record, with a later position.
     (tmp_path / "audit/acme").rename(tmp_path / "lost")
     await write(tmp_path, 2)
-    again = AuditShipper(tmp_path, collector.send, 1)
-    assert again.send_new()
+    restarted = AuditShipper(tmp_path, collector.send, 1)
+    assert restarted.send_new()
     await write(tmp_path, 1)
-    assert again.send_new()
+    assert restarted.send_new()
     assert collector.seqs()[7:] == [3]
 
 

@@ -72,10 +72,10 @@ async def test_every_record_is_sent_in_order(tmp_path: Path) -> None:
 async def test_restored_older_files_are_detected_by_the_stream(tmp_path: Path) -> None:
     stream = Stream()
     path = await write(tmp_path, stream, 3)
-    before = path.read_bytes(), head_path(path).read_bytes()
+    files_before = path.read_bytes(), head_path(path).read_bytes()
     await write(tmp_path, stream, 2)
-    path.write_bytes(before[0])
-    head_path(path).write_bytes(before[1])
+    path.write_bytes(files_before[0])
+    head_path(path).write_bytes(files_before[1])
     assert verify_all(tmp_path, KEY).ok, "the files alone are a complete chain"
     report = verify_all(tmp_path, KEY, await read_stream_chains(stream.replay(), KEY))
     assert not report.ok
@@ -98,10 +98,10 @@ async def test_a_missing_chain_is_detected(tmp_path: Path) -> None:
 
 
 async def test_records_without_a_valid_signature_are_ignored(tmp_path: Path) -> None:
-    stream, other = Stream(), Stream()
+    stream, other_stream = Stream(), Stream()
     await write(tmp_path, stream, 3)
     async with AuditLog(
-        tmp_path / "other", "host-1", key=b"x" * 32, publish=other.publish
+        tmp_path / "other", "host-1", key=b"x" * 32, publish=other_stream.publish
     ) as audit:
         for number in range(9):
             await audit.append(entry(number))
@@ -111,10 +111,12 @@ async def test_records_without_a_valid_signature_are_ignored(tmp_path: Path) -> 
         {"writer": "host-1", "record": {"seq": "9"}},
         {"writer": "host-1", "record": {"seq": 9, "hash": "0"}},
     ):
-        other.events.append(Event("x", EventType.AUDIT_RECORDED, "local", forged))
-    assert await read_stream_chains(other.replay(), KEY) == StreamChains({}, {})
+        other_stream.events.append(Event("x", EventType.AUDIT_RECORDED, "local", forged))
+    assert await read_stream_chains(other_stream.replay(), KEY) == StreamChains({}, {})
     assert verify_all(
-        tmp_path, KEY, await read_stream_chains(stream.replay([*stream.events, *other.events]), KEY)
+        tmp_path,
+        KEY,
+        await read_stream_chains(stream.replay([*stream.events, *other_stream.events]), KEY),
     ).ok
 
 
@@ -138,7 +140,7 @@ async def test_calls_go_on_while_the_bus_is_down_and_the_next_record_covers_them
 HOSTS = b"h" * 32
 
 
-async def elsewhere(folder: Path, stream: Stream, count: int, key: bytes = HOSTS) -> None:
+async def write_remote_chain(folder: Path, stream: Stream, count: int, key: bytes = HOSTS) -> None:
     """Write as a host with a disk of its own."""
     async with AuditLog(folder, "host-1-far", key=key, publish=stream.publish) as audit:
         for number in range(count):
@@ -148,8 +150,8 @@ async def elsewhere(folder: Path, stream: Stream, count: int, key: bytes = HOSTS
 async def test_chains_of_remote_hosts_are_read_from_the_stream(tmp_path: Path) -> None:
     stream = Stream()
     await write(tmp_path / "server", stream, 3)
-    await elsewhere(tmp_path / "far", stream, 100)
-    await elsewhere(tmp_path / "far", stream, 7)
+    await write_remote_chain(tmp_path / "far", stream, 100)
+    await write_remote_chain(tmp_path / "far", stream, 7)
     chains = await read_stream_chains(stream.replay([*stream.events, *stream.events]), KEY, HOSTS)
     report = verify_all(tmp_path / "server", KEY, chains, HOSTS)
     assert (report.problems, report.chains, report.records, report.unfinished) == ((), 2, 110, 110)
@@ -160,8 +162,8 @@ async def test_chains_of_remote_hosts_are_read_from_the_stream(tmp_path: Path) -
 
 async def test_a_change_to_a_remote_chain_is_detected(tmp_path: Path) -> None:
     stream = Stream()
-    await elsewhere(tmp_path / "far", stream, 3)
-    await elsewhere(tmp_path / "far", stream, 3)
+    await write_remote_chain(tmp_path / "far", stream, 3)
+    await write_remote_chain(tmp_path / "far", stream, 3)
     first, second = stream.events
     record = first.data["records"][1]
     changed = replace(
@@ -197,38 +199,42 @@ async def test_a_change_to_a_remote_chain_is_detected(tmp_path: Path) -> None:
             ok,
             [True],
         )
-    other = Stream()
-    await elsewhere(tmp_path / "other", other, 2)  # another chain with the same name
+    other_stream = Stream()
+    await write_remote_chain(
+        tmp_path / "other", other_stream, 2
+    )  # another chain with the same name
     report = verify_all(
         tmp_path / "server",
         KEY,
-        await read_stream_chains(stream.replay([first, *other.events]), KEY, HOSTS),
+        await read_stream_chains(stream.replay([first, *other_stream.events]), KEY, HOSTS),
         HOSTS,
     )
     assert not report.ok
     assert (await read_stream_chains(stream.replay(), KEY)).remote == {}
 
 
-def signed(record: dict[str, Any], records: list[Any], **more: Any) -> Event:
+def signed_event(record: dict[str, Any], records: list[Any], **fields: Any) -> Event:
     """Return a false record of a host, signed with the key of hosts."""
     mac = head_mac(HOSTS, Path("local", "far"), Head(int(record["seq"]), record["hash"]))
-    data = {"writer": "far", "record": record, "mac": mac, "records": records, **more}
+    data = {"writer": "far", "record": record, "mac": mac, "records": records, **fields}
     return Event("x", EventType.AUDIT_RECORDED, "local", data)
 
 
 @pytest.mark.parametrize(
     "event",
     [
-        signed({"seq": 9, "hash": "0"}, []),
-        signed({"seq": 9, "hash": "0", "prev": []}, [{"seq": 8, "hash": []}]),
-        signed({"seq": 9, "hash": "0", "prev": None}, [{"seq": 8}]),
-        signed({"seq": 9, "hash": "0", "prev": "1"}, [{"seq": 8, "hash": "1"}]),
-        signed({"seq": 9.5, "hash": "0", "prev": "1"}, [{"seq": 8.5, "hash": "1", "prev": "0"}]),
-        signed({"seq": -9, "hash": "0", "prev": "1"}, []),
-        signed({"seq": 9, "hash": "0", "prev": "1"}, [], mac={}),
-        signed({"seq": 9, "hash": "0", "prev": "1", "phase": []}, []),
-        signed({"seq": 9, "hash": "0", "prev": "1", "tool": None}, []),
-        signed({"seq": 9, "hash": "0", "prev": "1", "phase": "approved", "time": [1]}, []),
+        signed_event({"seq": 9, "hash": "0"}, []),
+        signed_event({"seq": 9, "hash": "0", "prev": []}, [{"seq": 8, "hash": []}]),
+        signed_event({"seq": 9, "hash": "0", "prev": None}, [{"seq": 8}]),
+        signed_event({"seq": 9, "hash": "0", "prev": "1"}, [{"seq": 8, "hash": "1"}]),
+        signed_event(
+            {"seq": 9.5, "hash": "0", "prev": "1"}, [{"seq": 8.5, "hash": "1", "prev": "0"}]
+        ),
+        signed_event({"seq": -9, "hash": "0", "prev": "1"}, []),
+        signed_event({"seq": 9, "hash": "0", "prev": "1"}, [], mac={}),
+        signed_event({"seq": 9, "hash": "0", "prev": "1", "phase": []}, []),
+        signed_event({"seq": 9, "hash": "0", "prev": "1", "tool": None}, []),
+        signed_event({"seq": 9, "hash": "0", "prev": "1", "phase": "approved", "time": [1]}, []),
     ],
     ids=lambda event: str(event.data["record"]),
 )

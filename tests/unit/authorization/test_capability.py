@@ -130,11 +130,11 @@ async def test_a_tool_that_keeps_failing_opens_its_circuit(tmp_path: Path) -> No
             await app.tool_gateway.call(seat, tool_call(path="a", number=number))
             for number in range(6)
         ]
-        other = await app.tool_gateway.call(seat, tool_call("files.list", number=7))
+        other_result = await app.tool_gateway.call(seat, tool_call("files.list", number=7))
     assert [result.status for result in results] == [ToolStatus.TIMEOUT] * 5 + [
         ToolStatus.CIRCUIT_OPEN
     ]
-    assert other.status is ToolStatus.TIMEOUT
+    assert other_result.status is ToolStatus.TIMEOUT
     assert len(app.workspace.calls) == 6
 
 
@@ -145,9 +145,9 @@ async def test_a_toolkit_serves_its_category_and_cacheable_results_are_cached(
     async with open_app(tmp_path, catalogue=WEB, toolkits={"web": web.call}) as app:
         seat = app.seat(grant=ALL)
         first = await app.tool_gateway.call(seat, tool_call("web.look"))
-        again = await app.tool_gateway.call(seat, tool_call("web.look", number=2))
-        assert (first.output, again.output) == ({"seen": 1}, {"seen": 1})
-        assert (first.request_id, again.request_id) == ("request-1", "request-2")
+        repeated = await app.tool_gateway.call(seat, tool_call("web.look", number=2))
+        assert (first.output, repeated.output) == ({"seen": 1}, {"seen": 1})
+        assert (first.request_id, repeated.request_id) == ("request-1", "request-2")
         assert len(app.records()) == 4
         web.status = ToolStatus.ERROR
         for number in (3, 4):

@@ -112,10 +112,12 @@ _NAMES = st.lists(st.sampled_from(sorted(CATALOGUE)), unique=True)
 
 
 @given(_NAMES, _NAMES)
-def test_an_intersection_allows_only_tools_of_both_grants(one: list[str], two: list[str]) -> None:
-    both = intersection(Grant(tuple(one), ("a",)), Grant(tuple(two), ("b",)))
-    assert set(both.tools) == set(one) & set(two)
-    assert set(both.protected) == {"a", "b"}
+def test_an_intersection_allows_only_tools_of_both_grants(
+    first_tools: list[str], second_tools: list[str]
+) -> None:
+    common = intersection(Grant(tuple(first_tools), ("a",)), Grant(tuple(second_tools), ("b",)))
+    assert set(common.tools) == set(first_tools) & set(second_tools)
+    assert set(common.protected) == {"a", "b"}
 
 
 def test_the_grant_check_works_on_its_own() -> None:
@@ -154,11 +156,11 @@ def test_an_absolute_path_in_the_workspace_becomes_relative(path: str, expected:
     "path", ["/workspace/tests/a.py", "//workspace//tests/./a.py", "/workspace/./tests//a.py"]
 )
 def test_a_protected_path_is_protected_in_absolute_form(tool: str, path: str) -> None:
-    more: dict[str, Any] = {
+    further_arguments: dict[str, Any] = {
         "files.edit": {"old": "b", "new": "c"},
         "files.define": {"name": "f", "content": "x"},
     }
-    arguments: dict[str, Any] = more.get(
+    arguments: dict[str, Any] = further_arguments.get(
         tool, {"content": "x"} if tool in {"files.write", "files.append"} else {}
     )
     checked = check_schema(tool_call(tool, path=path, **arguments), ALL, 1000)
@@ -171,7 +173,7 @@ def test_a_protected_path_is_protected_in_absolute_form(tool: str, path: str) ->
 
 
 @pytest.mark.parametrize(
-    ("path", "why"),
+    ("path", "reason"),
     [
         ("/etc/passwd", r"'/etc/passwd' is absolute"),
         ("/workspace2/a", "is absolute"),
@@ -183,8 +185,8 @@ def test_a_protected_path_is_protected_in_absolute_form(tool: str, path: str) ->
         ("x::/.git/config", r"is inside \.git"),
     ],
 )
-def test_an_absolute_path_outside_the_workspace_is_refused(path: str, why: str) -> None:
-    with pytest.raises(Stopped, match=why) as stopped:
+def test_an_absolute_path_outside_the_workspace_is_refused(path: str, reason: str) -> None:
+    with pytest.raises(Stopped, match=reason) as stopped:
         check_grants(ALL, check_schema(tool_call("files.read", path=path), ALL, 1000))
     assert stopped.value.escape
 

@@ -175,7 +175,7 @@ async def test_ungranted_tools_are_blocked(app: App, role: str, tool: str, argum
 
 async def test_a_role_may_read_its_protected_paths_but_not_write_them(app: App) -> None:
     path = "./.github/workflows/ci.yml"
-    written = await app.tool_gateway.call(
+    write = await app.tool_gateway.call(
         app.seat(), tool_call("files.write", path=path, content="x")
     )
     read = await app.tool_gateway.call(app.seat(), tool_call(path=path))
@@ -183,7 +183,7 @@ async def test_a_role_may_read_its_protected_paths_but_not_write_them(app: App) 
         app.seat(role="devops"), tool_call("files.write", path=path, content="x")
     )
 
-    assert (written.status, read.status, devops.status) == (
+    assert (write.status, read.status, devops.status) == (
         ToolStatus.BLOCKED,
         ToolStatus.SUCCESS,
         ToolStatus.SUCCESS,
@@ -226,7 +226,7 @@ async def test_the_earliest_deadline_of_call_tool_and_seat_applies(app: App) -> 
     await app.tool_gateway.call(app.seat(seconds=3), tool_call(path="a"))
     await app.tool_gateway.call(app.seat(), tool_call(path="a", seconds=5000))
 
-    call, seat, tool = (received.deadline for received in app.workspace.calls)
+    call, seat, tool = (gateway_call.deadline for gateway_call in app.workspace.calls)
     assert call <= in_seconds(5)
     assert seat <= in_seconds(3)
     assert tool <= in_seconds(CATALOGUE["files.read"].timeout_seconds)
@@ -242,8 +242,8 @@ async def test_a_shell_command_gets_the_time_it_requests(
     await app.tool_gateway.call(
         app.seat(seconds=5000), tool_call("code.shell", command="true", seconds=5000, **arguments)
     )
-    (received,) = app.workspace.calls
-    assert in_seconds(seconds - 5) < received.deadline <= in_seconds(seconds)
+    (shell_call,) = app.workspace.calls
+    assert in_seconds(seconds - 5) < shell_call.deadline <= in_seconds(seconds)
 
 
 async def test_a_call_after_its_deadline_does_not_run(app: App) -> None:
@@ -363,9 +363,9 @@ async def test_a_full_gateway_refuses_a_call_whose_deadline_passes_in_the_queue(
                 app.seat(), tool_call(path="a", number=2, seconds=0.5)
             )
             app.workspace.open.set()
-        again = await app.tool_gateway.call(app.seat(), tool_call(path="a", number=3))
+        later_result = await app.tool_gateway.call(app.seat(), tool_call(path="a", number=3))
     assert late.status is ToolStatus.RATE_LIMITED
-    assert again.status is ToolStatus.SUCCESS
+    assert later_result.status is ToolStatus.SUCCESS
 
 
 async def test_the_number_of_calls_of_a_seat_is_limited(tmp_path: Path) -> None:

@@ -121,14 +121,14 @@ async def test_a_policy_answer_is_cached_for_its_time_and_the_same_question_only
     clock = [0.0]
     engine = Decides({"allow": True})
     policy = Policy("enforce", engine.decide, keep_seconds=60, clock=lambda: clock[0])
-    same, other = (check_schema(tool_call(path=path), ALL, 1000) for path in ("a", "b"))
-    for checked in (same, same, other, same):
+    first_call, other_call = (check_schema(tool_call(path=path), ALL, 1000) for path in ("a", "b"))
+    for checked in (first_call, first_call, other_call, first_call):
         await policy.check(app.seat(), checked)
     assert len(engine.documents) == 2
-    await policy.check(app.seat(role="qa"), same)
+    await policy.check(app.seat(role="qa"), first_call)
     assert len(engine.documents) == 3
     clock[0] = 61
-    await policy.check(app.seat(), same)
+    await policy.check(app.seat(), first_call)
     assert len(engine.documents) == 4
 
 
@@ -161,9 +161,9 @@ _ARGUMENTS = st.fixed_dictionaries(
 )
 
 
-@given(one=_ARGUMENTS, two=_ARGUMENTS)
+@given(first_arguments=_ARGUMENTS, second_arguments=_ARGUMENTS)
 async def test_different_policy_questions_are_never_equal(
-    one: dict[str, Any], two: dict[str, Any]
+    first_arguments: dict[str, Any], second_arguments: dict[str, Any]
 ) -> None:
     import tempfile
 
@@ -172,10 +172,10 @@ async def test_different_policy_questions_are_never_equal(
             seat = app.seat()
             queries = [
                 policy_question(seat, check_schema(tool_call("files.write", **args), ALL, 10_000))
-                for args in (one, two)
+                for args in (first_arguments, second_arguments)
             ]
     assert (queries[0] == queries[1]) is (queries[0].document() == queries[1].document())
-    assert (one == two) is (queries[0] == queries[1])
+    assert (first_arguments == second_arguments) is (queries[0] == queries[1])
 
 
 def test_invalid_policy_files_are_named(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ async def test_the_default_policy_allows_workspace_operations_and_parks_outside_
 async def test_a_refusal_states_whether_an_operator_may_allow_it(app: App, tmp_path: Path) -> None:
     with rego(tmp_path) as engine:
         policy = Policy("enforce", engine.decide)
-        for tool, path, may in (("files.delete", "a", True), ("files.info", "secret/a", False)):
+        for tool, path, allowed in (("files.delete", "a", True), ("files.info", "secret/a", False)):
             with pytest.raises(Stopped) as stopped:
                 await policy.check(app.seat(), check_schema(tool_call(tool, path=path), ALL, 1000))
-            assert stopped.value.may_be_allowed is may
+            assert stopped.value.may_be_allowed is allowed

@@ -80,7 +80,7 @@ async def test_monthly_quotas_sum_the_days() -> None:
         await app.admit(f"t-{day}")
         await app.spend(f"t-{day}", cost=1.0)
     app.now = datetime(2026, 12, 31, tzinfo=UTC)
-    await app.admit("t-31")  # a half is left
+    await app.admit("t-31")  # half is left
     with pytest.raises(BudgetExceeded, match=r"2\.00 of 2\.50 US dollars per month .* 2027-01-01"):
         await app.spend("t-31", cost=1.0)
     await app.spend("t-32", cost=0.5)
@@ -161,15 +161,17 @@ async def test_operators_change_quotas_and_other_processes_follow() -> None:
     with pytest.raises(Refused, match="pat is no operator"):
         await app.quotas.change("team-a", {"tokens_per_day": 0}, Principal("pat", "team-a"))
     changed = await app.quotas.change("team-a", {"tokens_per_day": 2000}, OPERATOR)
-    assert changed.quota == Quota(tokens_per_day=2000, deliberations=9), "the rest is of settings"
+    assert changed.quota == Quota(tokens_per_day=2000, deliberations=9), (
+        "the other quotas come from the settings"
+    )
     await app.admit("t-2")
-    other = Quotas(app.bus.bucket(BUCKET), QuotaSettings(), lambda: app.now)
-    assert (await other.read("team-a")).quota == Quota(tokens_per_day=2000)
-    assert [use.limit for use in await other.list_uses("team-a")] == [2000]
+    other_process = Quotas(app.bus.bucket(BUCKET), QuotaSettings(), lambda: app.now)
+    assert (await other_process.read("team-a")).quota == Quota(tokens_per_day=2000)
+    assert [use.limit for use in await other_process.list_uses("team-a")] == [2000]
     assert (await app.quotas.read("team-b")).quota.tokens_per_day == 1000
     back = await app.quotas.change("team-a", {}, OPERATOR)
     assert back.quota == Quota(tokens_per_day=1000, deliberations=9)
-    assert [(one.actor, one.time, one.values) for one in back.changes] == [
+    assert [(change.actor, change.time, change.values) for change in back.changes] == [
         ("olive", "2026-11-28T12:00:00+00:00", {}),
         ("olive", "2026-11-28T12:00:00+00:00", {"tokens_per_day": 2000}),
     ]

@@ -70,15 +70,15 @@ def test_the_hourly_rate_applies_too() -> None:
 
 
 @given(st.lists(st.floats(0, 30), max_size=60), st.integers(1, 5))
-def test_no_minute_has_more_calls_than_allowed(pauses: list[float], most: int) -> None:
+def test_no_minute_has_more_calls_than_allowed(pauses: list[float], limit: int) -> None:
     clock = Clock()
-    rates, spec, let = Rates(clock), spec_of(own_rate=Rate(most)), []
+    rates, spec, admitted = Rates(clock), spec_of(own_rate=Rate(limit)), []
     for pause in pauses:
         clock.now += pause
         if rates.count_call(("a",), spec) == 0:
-            let.append(clock.now)
-    for start in let:
-        assert sum(start <= call < start + 60 for call in let) <= most
+            admitted.append(clock.now)
+    for start in admitted:
+        assert sum(start <= call < start + 60 for call in admitted) <= limit
 
 
 def call(breakers: ToolCircuits, status: ToolStatus, spec: ToolSpec = PUSH) -> ToolStatus:
@@ -174,9 +174,9 @@ _CALLS = st.tuples(
 )
 
 
-@given(one=_CALLS, two=_CALLS, files=st.booleans())
+@given(first_call=_CALLS, second_call=_CALLS, files=st.booleans())
 def test_two_calls_share_a_cache_key_only_if_they_are_equal(
-    one: Any, two: Any, *, files: bool
+    first_call: Any, second_call: Any, *, files: bool
 ) -> None:
     needs = Requirements(file_system="read") if files else Requirements(network_access=True)
 
@@ -186,11 +186,11 @@ def test_two_calls_share_a_cache_key_only_if_they_are_equal(
             tenant, workspace, spec_of(name=name, version=version, requirements=needs), arguments
         )
 
-    def seen(of: Any) -> Any:
+    def identity(of: Any) -> Any:
         tenant, workspace, tool, arguments = of
         return (tenant, workspace if files else "", tool, arguments)
 
-    assert (key(one) == key(two)) is (seen(one) == seen(two))
+    assert (key(first_call) == key(second_call)) is (identity(first_call) == identity(second_call))
 
 
 def test_a_cached_result_is_not_changed_by_its_readers() -> None:
@@ -229,11 +229,11 @@ async def test_all_gateways_on_one_bus_share_the_rate_of_outside_calls(
         assert Counter(statuses) == {ToolStatus.SUCCESS: 10, ToolStatus.RATE_LIMITED: 14}
         assert sum(len(app.workspace.calls) for app in apps) == 10
         # Calls that stay in a workspace need no decision.
-        before = await bus.bucket("rates").entries()
+        entries_before = await bus.bucket("rates").entries()
         assert (
             await apps[0].tool_gateway.call(apps[0].seat(), tool_call(path="a"))
         ).status is ToolStatus.SUCCESS
-        assert await bus.bucket("rates").entries() == before
+        assert await bus.bucket("rates").entries() == entries_before
 
 
 async def test_shared_rate_windows_slide(tmp_path: Path) -> None:
@@ -256,8 +256,8 @@ async def test_nothing_is_delivered_while_the_bus_is_down(tmp_path: Path) -> Non
         async def get_with_revision(self, key: str) -> Any:
             raise BusUnavailable(f"no {key}")
 
-    away: Any = Away()
-    async with open_app(tmp_path, rates=SharedRates(away)) as app:
+    bucket: Any = Away()
+    async with open_app(tmp_path, rates=SharedRates(bucket)) as app:
         seat = app.seat(grant=Grant(("git.*",)))
         result = await app.tool_gateway.call(seat, tool_call("git.push", branch="x"))
     assert (result.status, app.workspace.calls) == (ToolStatus.RATE_LIMITED, [])

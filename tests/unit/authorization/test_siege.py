@@ -1,4 +1,4 @@
-"""Hostile callers: their requests are as long, odd and frequent as they like."""
+"""Hostile callers, whose requests are arbitrarily long, malformed and frequent."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ async def test_a_result_is_hidden_from_a_token_that_does_not_cover_it(tmp_path: 
         opened = await app.session_manager.open(ANN, SAMPLE, "DEV")
         call = tool_call(path="secret.py")
         first = await app.session_manager.call(ANN, opened.workspace, opened.token, call)
-        less = narrow(opened.token, seconds=60, tools=["files.list"])
+        narrowed = narrow(opened.token, seconds=60, tools=["files.list"])
         with pytest.raises(Refused, match="not covered"):
-            await app.session_manager.call(ANN, opened.workspace, less, call)
+            await app.session_manager.call(ANN, opened.workspace, narrowed, call)
         assert await app.session_manager.call(ANN, opened.workspace, opened.token, call) == first
 
 

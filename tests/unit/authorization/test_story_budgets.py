@@ -40,7 +40,7 @@ async def test_concurrent_processes_never_overspend(
     ledgers = [Ledger(Budget()) for _ in reservations]
     reserved_by_name: dict[str, int] = {}
 
-    async def call(name: str, process: int, estimate: int, used: int, turns: int) -> None:
+    async def call(name: str, process: int, estimate: int, usage: int, turns: int) -> None:
         ledger = ledgers[process]
         ledger.reserve(name, Usage(prompt_tokens=estimate))
         try:
@@ -52,10 +52,10 @@ async def test_concurrent_processes_never_overspend(
         assert sum(reserved_by_name.values()) <= tokens
         for _ in range(turns):
             await asyncio.sleep(0)
-        reserved_by_name[name] = min(used, estimate)
+        reserved_by_name[name] = min(usage, estimate)
         ledger.settle(name, Usage(prompt_tokens=reserved_by_name[name]))
 
-    await asyncio.gather(*(call(str(number), *each) for number, each in enumerate(calls)))
+    await asyncio.gather(*(call(str(number), *arguments) for number, arguments in enumerate(calls)))
     assert sum(ledger.spent.tokens for ledger in ledgers) <= tokens
     for reservation, ledger in zip(reservations, ledgers, strict=True):
         await reservation.close(ledger.spent)
@@ -100,17 +100,17 @@ async def test_spending_before_a_crash_is_counted_once() -> None:
         Ledger(Budget()),
     )
     await _draw(first, ledger, "a", 100)
-    again = Ledger(Budget())
-    again.settle("a", Usage(prompt_tokens=80, calls=1))  # replayed
+    replayed_ledger = Ledger(Budget())
+    replayed_ledger.settle("a", Usage(prompt_tokens=80, calls=1))  # replayed
     accounts = StoryBudgets(bus.bucket(BUCKET), LimitSettings())
     second = accounts.reservation("story-1", "local", TaskKey("task-1"), budget)
-    await _draw(second, again, "b", 100)
+    await _draw(second, replayed_ledger, "b", 100)
     spent, reserved, remaining = await _book(accounts, 300)
     assert spent == 80
     assert spent + reserved + remaining == 300
-    again.settle("b", Usage(prompt_tokens=20, calls=1))
+    replayed_ledger.settle("b", Usage(prompt_tokens=20, calls=1))
     for _ in range(2):
-        await second.close(again.spent)
+        await second.close(replayed_ledger.spent)
     assert await _book(accounts, 300) == (100, 0, 200)
 
 

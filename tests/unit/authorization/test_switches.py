@@ -42,10 +42,10 @@ async def test_a_switch_set_by_one_process_reaches_another(bucket: Bucket) -> No
             while second_process.off("local") != {"git.diff"}:
                 await asyncio.sleep(0.01)
         following.cancel()
-    later = Switches(bucket)
-    await later.refresh()
-    assert later.off("local") == {"git.diff"} == first_process.off("local")
-    assert later.off("other") == frozenset()
+    later_process = Switches(bucket)
+    await later_process.refresh()
+    assert later_process.off("local") == {"git.diff"} == first_process.off("local")
+    assert later_process.off("other") == frozenset()
     stored = await bucket.get("local.git.diff")
     assert stored is not None
     assert (stored["who"], stored["reason"]) == ("ann", "too slow")
@@ -89,7 +89,7 @@ async def test_a_disabled_tool_is_hidden_from_seats(tmp_path: Path) -> None:
         assert "files.append" in [spec.name for spec in app.tool_gateway.list_tools("other", grant)]
 
         await switches.switch("local", "files.append", enabled=True, actor="ann")
-        again = await app.tool_gateway.call(
+        result_after = await app.tool_gateway.call(
             app.seat(), tool_call("files.append", number=4, path="a", content="x")
         )
-        assert again.status is ToolStatus.SUCCESS
+        assert result_after.status is ToolStatus.SUCCESS

@@ -37,7 +37,7 @@ class Clock:
         return self.now
 
 
-def minted(tokens: Tokens, tools: tuple[str, ...] = NAMES, seconds: float = 60) -> str:
+def mint_token(tokens: Tokens, tools: tuple[str, ...] = NAMES, seconds: float = 60) -> str:
     return tokens.mint(
         principal="ann",
         tenant="local",
@@ -53,7 +53,7 @@ def claims_of(token: str) -> dict[str, Any]:
 
 
 def test_a_token_carries_principal_tenant_role_workspace_and_grant() -> None:
-    capability = Tokens(KEY, 100).check(minted(Tokens(KEY, 100)), "ws-1")
+    capability = Tokens(KEY, 100).check(mint_token(Tokens(KEY, 100)), "ws-1")
     assert (capability.principal, capability.tenant, capability.role, capability.workspace) == (
         "ann",
         "local",
@@ -64,7 +64,7 @@ def test_a_token_carries_principal_tenant_role_workspace_and_grant() -> None:
     assert capability.request == ""
 
 
-def signed(
+def sign_claims(
     claims: dict[str, Any], *, key: Any = KEY, algorithm: str = "HS256", typ: str = TYPE
 ) -> str:
     return jwt.encode(claims, key, algorithm=algorithm, headers={"typ": typ})
@@ -86,7 +86,7 @@ def signed(
 )
 def test_invalid_claims_are_refused(change: dict[str, Any], message: str) -> None:
     tokens = Tokens(KEY, 100)
-    claims = claims_of(minted(tokens))
+    claims = claims_of(mint_token(tokens))
     now = int(time.time())
     for name, value in change.items():
         claims[name] = now + value if isinstance(value, int) else value
@@ -94,23 +94,24 @@ def test_invalid_claims_are_refused(change: dict[str, Any], message: str) -> Non
         claims["exp"] = claims["iat"] + 50
     with pytest.raises(Refused, match=message):
         tokens.check(
-            signed({name: value for name, value in claims.items() if value is not None}), "ws-1"
+            sign_claims({name: value for name, value in claims.items() if value is not None}),
+            "ws-1",
         )
 
 
 def test_a_wrong_algorithm_type_or_key_is_refused() -> None:
     tokens = Tokens(KEY, 100)
-    claims = claims_of(minted(tokens))
+    claims = claims_of(mint_token(tokens))
     none = jwt.encode(claims, "", algorithm="none", headers={"typ": TYPE})
     with pytest.raises(Refused, match="alg value"):
         tokens.check(none, "ws-1")
     with pytest.raises(Refused, match="alg value"):
-        tokens.check(signed(claims, algorithm="HS512", key=b"k" * 64), "ws-1")
+        tokens.check(sign_claims(claims, algorithm="HS512", key=b"k" * 64), "ws-1")
     with pytest.raises(Refused, match="Signature"):
-        tokens.check(signed(claims, key=b"e" * 32), "ws-1")
+        tokens.check(sign_claims(claims, key=b"e" * 32), "ws-1")
     with pytest.raises(Refused, match="wrong type: 'JWT'"):
-        tokens.check(signed(claims, typ="JWT"), "ws-1")
-    for broken in ("", "a.b.c", "....", "é", minted(tokens)[:-3], "x" * 20_000):
+        tokens.check(sign_claims(claims, typ="JWT"), "ws-1")
+    for broken in ("", "a.b.c", "....", "é", mint_token(tokens)[:-3], "x" * 20_000):
         with pytest.raises(Refused):
             tokens.check(broken, "ws-1")
 
@@ -118,27 +119,27 @@ def test_a_wrong_algorithm_type_or_key_is_refused() -> None:
 def test_an_expired_or_revoked_token_is_refused() -> None:
     clock, revoked = Clock(), set[str]()
     tokens = Tokens(KEY, 100, revoked=lambda ids: not revoked.isdisjoint(ids), clock=clock)
-    token, other = minted(tokens, seconds=60), minted(tokens, seconds=60)
+    token, second_token = mint_token(tokens, seconds=60), mint_token(tokens, seconds=60)
     child = narrow(token, seconds=60, clock=clock)
     assert tokens.check(child, "ws-1").chain[0] == tokens.check(token, "ws-1").chain[0]
     revoked.add(tokens.check(token, "ws-1").chain[0])
     for expired in (token, child):
         with pytest.raises(Refused, match="revoked"):
             tokens.check(expired, "ws-1")
-    tokens.check(other, "ws-1")
+    tokens.check(second_token, "ws-1")
     clock.now += 61
     with pytest.raises(Refused, match="expired"):
-        tokens.check(other, "ws-1")
+        tokens.check(second_token, "ws-1")
     revoked.clear()
     clock.now -= 61
     revoked.add("ws-1")
     with pytest.raises(Refused, match="revoked"):
-        tokens.check(other, "ws-1")
+        tokens.check(second_token, "ws-1")
 
 
 def test_a_bound_token_stays_bound() -> None:
     tokens = Tokens(KEY, 100)
-    bound = narrow(minted(tokens), seconds=30, request=request_digest(tool_call(path="a")))
+    bound = narrow(mint_token(tokens), seconds=30, request=request_digest(tool_call(path="a")))
     assert tokens.check(bound, "ws-1").request == request_digest(tool_call(path="a"))
     assert tokens.check(narrow(bound, seconds=30), "ws-1").request == request_digest(
         tool_call(path="a")
@@ -150,7 +151,7 @@ def test_a_bound_token_stays_bound() -> None:
 
 def test_a_child_token_does_not_reveal_its_parent() -> None:
     tokens = Tokens(KEY, 100)
-    parent = minted(tokens)
+    parent = mint_token(tokens)
     child = narrow(parent, seconds=30, tools=["files.read"])
     assert parent.rpartition(".")[2] not in child
     carried = claims_of(child)["parent"]
@@ -161,14 +162,14 @@ def test_a_child_token_does_not_reveal_its_parent() -> None:
 
 def test_a_child_of_a_forged_parent_is_refused() -> None:
     tokens = Tokens(KEY, 100)
-    forged = minted(Tokens(b"e" * 32, 100))
+    forged = mint_token(Tokens(b"e" * 32, 100))
     with pytest.raises(Refused, match="Signature"):
         tokens.check(narrow(forged, seconds=30), "ws-1")
 
 
 def test_token_chains_are_short_and_children_expire_soon() -> None:
     tokens = Tokens(KEY, 100)
-    token = minted(tokens)
+    token = mint_token(tokens)
     with pytest.raises(Refused, match="lives too long"):
         tokens.check(narrow(token, seconds=1000), "ws-1")
     for _ in range(3):
@@ -209,23 +210,28 @@ def allows(capability: Capability) -> set[str]:
 @given(st.lists(st.sampled_from(NAMES), unique=True, max_size=10), st.lists(_STEP, max_size=3))
 def test_delegation_never_widens_a_token(tools: list[str], steps: list[dict[str, Any]]) -> None:
     tokens = Tokens(KEY, 100)
-    token = minted(tokens, tuple(tools))
-    before = tokens.check(token, "ws-1")
+    token = mint_token(tokens, tuple(tools))
+    claims_before = tokens.check(token, "ws-1")
     for step in steps:
         token = narrow(token, **step)
-        after = tokens.check(token, "ws-1")
-        assert allows(after) <= allows(before)
-        assert set(after.grant.protected) >= set(before.grant.protected)
-        assert after.expires <= before.expires
-        assert after.chain[:-1] == before.chain
-        assert not before.request or after.request == before.request
-        assert (after.tenant, after.principal, after.role, after.workspace) == (
+        claims_after = tokens.check(token, "ws-1")
+        assert allows(claims_after) <= allows(claims_before)
+        assert set(claims_after.grant.protected) >= set(claims_before.grant.protected)
+        assert claims_after.expires <= claims_before.expires
+        assert claims_after.chain[:-1] == claims_before.chain
+        assert not claims_before.request or claims_after.request == claims_before.request
+        assert (
+            claims_after.tenant,
+            claims_after.principal,
+            claims_after.role,
+            claims_after.workspace,
+        ) == (
             "local",
             "ann",
             "dev",
             "ws-1",
         )
-        before = after
+        claims_before = claims_after
 
 
 @pytest.mark.parametrize(
@@ -233,7 +239,7 @@ def test_delegation_never_widens_a_token(tools: list[str], steps: list[dict[str,
 )
 def test_impossible_times_are_refused(times: dict[str, Any]) -> None:
     tokens = Tokens(KEY, 100)
-    parent = minted(tokens)
+    parent = mint_token(tokens)
     now = int(time.time())
     claims = {"iat": now, "exp": now + 5, "jti": "a", "parent": parent.rpartition(".")[0], **times}
     key = hmac.new(
@@ -242,4 +248,4 @@ def test_impossible_times_are_refused(times: dict[str, Any]) -> None:
         hashlib.sha256,
     ).digest()
     with pytest.raises(Refused):
-        tokens.check(signed(claims, key=key, typ=CHILD_TYPE), "ws-1")
+        tokens.check(sign_claims(claims, key=key, typ=CHILD_TYPE), "ws-1")

@@ -82,10 +82,10 @@ async def test_the_cpu_time_of_killed_children_is_counted(mount: Path) -> None:
             assert system.cpu_usage().total > _BURNT
             # Nobody waits for the child of a killed parent: its CPU seconds are added to no parent.
             _kill(int(lines["parent"]), int(lines["child"]))
-            used = system.cpu_usage()
-            assert used.total > _BURNT
-            assert used.cpu["sandbox"] > _BURNT, "ended processes count for no living part"
-            assert used.cpu["serve"] == pytest.approx(process_seconds(root.pid), rel=0.2)
+            usage = system.cpu_usage()
+            assert usage.total > _BURNT
+            assert usage.cpu["sandbox"] > _BURNT, "ended processes count for no living part"
+            assert usage.cpu["serve"] == pytest.approx(process_seconds(root.pid), rel=0.2)
     assert not group.folder.exists()
 
 
@@ -108,10 +108,10 @@ def test_without_a_control_group_the_total_is_not_measured(tmp_path: Path) -> No
     with _running(None, "import sys; print(1, flush=True); sys.stdin.read()") as root:
         assert root.stdout
         root.stdout.readline()
-        used = System(root.pid).cpu_usage()
-    assert used.cpu["serve"] > 0, "living processes can be read all the same"
-    assert math.isnan(used.since(used).total)
-    assert format_figure(used.total) == "not measured"
+        usage = System(root.pid).cpu_usage()
+    assert usage.cpu["serve"] > 0, "living processes can be read all the same"
+    assert math.isnan(usage.since(usage).total)
+    assert format_figure(usage.total) == "not measured"
 
 
 def test_an_ended_process_has_no_cpu_time() -> None:
@@ -123,11 +123,11 @@ def test_an_ended_process_has_no_cpu_time() -> None:
 
 @pytest.mark.e2e
 def test_the_cpu_of_another_systems_server_is_counted() -> None:
-    before = _read_cpu()
+    cpu_before = _read_cpu()
     with _running(None, _CHILD) as server:
         assert server.stdout
         server.stdout.readline()
-        assert _read_cpu()["server"] - before["server"] > _BURNT * 0.9
+        assert _read_cpu()["server"] - cpu_before["server"] > _BURNT * 0.9
 
 
 async def test_a_missing_dependency_of_restate_is_named(

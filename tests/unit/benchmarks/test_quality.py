@@ -78,7 +78,7 @@ def test_a_reply_is_read_with_and_without_a_fence(tmp_path: Path) -> None:
 def test_a_method_is_compared_only_on_problems_the_bare_model_was_given(tmp_path: Path) -> None:
     parsed = problem(tmp_path)
 
-    def tried(seen: int, hidden: int) -> dict[str, Any]:
+    def result_row(seen: int, hidden: int) -> dict[str, Any]:
         usage = {"prompt_tokens": 90, "completion_tokens": 10, "cached_tokens": 50, "calls": 1}
         return {
             "seen": seen,
@@ -91,9 +91,9 @@ def test_a_method_is_compared_only_on_problems_the_bare_model_was_given(tmp_path
 
     frame = {"problem": parsed.id, "date": "2026-01-02", "version": "abc"}
     rows = [
-        {**frame, "way": "bare", "tries": [tried(2, 4), tried(3, 4), tried(3, 1)]},
-        {**frame, "way": "seat", **tried(3, 4)},
-        {**frame, "way": "council", **tried(1, 0)},
+        {**frame, "way": "bare", "tries": [result_row(2, 4), result_row(3, 4), result_row(3, 1)]},
+        {**frame, "way": "seat", **result_row(3, 4)},
+        {**frame, "way": "council", **result_row(1, 0)},
     ]
     page = report_page(rows, (parsed,), 1, Settings())
     assert "| bare, one sample | 0 of 1 (0%) | - | 50% | 1.0 | 2 |" in page
@@ -110,31 +110,31 @@ def test_a_method_is_compared_only_on_problems_the_bare_model_was_given(tmp_path
     assert "Not measured yet." in report_page(rows[:2], (parsed,), 1, Settings())
 
 
-def row(way: str, problem: str, seen: int, tokens: int) -> dict[str, Any]:
+def row(method: str, problem: str, passed: int, tokens: int) -> dict[str, Any]:
     usage = {"prompt_tokens": tokens - 10, "completion_tokens": 10, "cached_tokens": 0, "calls": 2}
     figures = {
-        "seen": seen,
+        "seen": passed,
         "seen_all": 3,
-        "hidden": seen,
+        "hidden": passed,
         "hidden_all": 3,
         "usage": usage,
         "seconds": 2.0,
     }
-    return {"problem": problem, "way": way, "date": "2026-01-02", "version": "abc", **figures}
+    return {"problem": problem, "way": method, "date": "2026-01-02", "version": "abc", **figures}
 
 
 def test_protocols_are_compared_on_their_common_problems_at_one_budget(tmp_path: Path) -> None:
     parsed = problem(tmp_path)
-    other = replace(parsed, id="HumanEval/2")
+    other_problem = replace(parsed, id="HumanEval/2")
     rows = [
         row("single@900", parsed.id, 2, 300),
         row("vote@900", parsed.id, 3, 700),
         row("tests_then_verify@900", parsed.id, 3, 600),
-        row("single@900", other.id, 3, 100),  # a problem that the others did not get
+        row("single@900", other_problem.id, 3, 100),  # a problem that the others did not get
         row("vote@500", "HumanEval/elsewhere", 3, 100),
         row("seat", parsed.id, 3, 100),
     ]
-    page = "\n".join(equal_budget.section(rows, (parsed, other)))
+    page = "\n".join(equal_budget.section(rows, (parsed, other_problem)))
     assert "At most 900 tokens a problem, on 1 problems that all protocols ran:" in page
     assert "| single | 0 of 1 | 300 | - | 2.0 | 2 |" in page
     assert "| tests_then_verify | 1 of 1 | 600 | 600 | 2.0 | 2 |" in page

@@ -19,12 +19,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def account(*args: str, given: str = "") -> Result:
-    return CliRunner().invoke(main, ["account", *args], input=given)
+def account(*args: str, typed_input: str = "") -> Result:
+    return CliRunner().invoke(main, ["account", *args], input=typed_input)
 
 
 def test_an_account_is_added_listed_changed_and_removed(folder: Path) -> None:
-    added = account("add", "alice", "--role", "po", "--role", "operator", given=f"{GOOD}\n")
+    added = account("add", "alice", "--role", "po", "--role", "operator", typed_input=f"{GOOD}\n")
     assert added.exit_code == 0, added.output
     assert GOOD not in added.output
     assert json.loads(account("list", "--json").stdout) == [
@@ -34,7 +34,7 @@ def test_an_account_is_added_listed_changed_and_removed(folder: Path) -> None:
     people = UserAccounts(folder)
     session = people.sign_in("alice", GOOD, 60, 9)
     assert session
-    assert account("password", "alice", given=f"{OTHER}\n").exit_code == 0
+    assert account("password", "alice", typed_input=f"{OTHER}\n").exit_code == 0
     assert people.find(session) is None
     assert people.sign_in("alice", OTHER, 60, 9)
     assert account("remove", "alice").exit_code == 0
@@ -52,7 +52,7 @@ def test_an_account_is_added_listed_changed_and_removed(folder: Path) -> None:
     ],
 )
 def test_errors_are_reported(folder: Path, args: tuple[str, ...], typed: str, message: str) -> None:
-    result = account(*args, given=typed)
+    result = account(*args, typed_input=typed)
     assert result.exit_code == 2
     assert message in result.stderr
     assert UserAccounts(folder).list() == []

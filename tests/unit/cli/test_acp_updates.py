@@ -72,13 +72,13 @@ def test_the_plan_shows_the_progress_of_the_seats() -> None:
 
 def test_a_turn_is_shown_as_a_thought_and_its_tool_calls() -> None:
     operations = [{"tool": "tests.pytest", "status": "success"}, {"tool": "mcp.x"}, "nonsense"]
-    thought, run, other, unknown = TaskReport().read_update(
+    thought, run, other_call, unknown = TaskReport().read_update(
         event(EventType.SEAT_TURN, {"thought": "Look\x07", "operations": operations}, "a")
     )
     assert isinstance(thought, AgentThoughtChunk)
     assert thought.content.type == "text"
     assert thought.content.text == "a: Look\N{REPLACEMENT CHARACTER}\n"
-    calls = [call for call in (run, other, unknown) if isinstance(call, ToolCallStart)]
+    calls = [call for call in (run, other_call, unknown) if isinstance(call, ToolCallStart)]
     assert [(call.title, call.kind, call.status) for call in calls] == [
         ("a: tests.pytest", "execute", "completed"),
         ("a: mcp.x", "other", "failed"),
@@ -143,11 +143,13 @@ def test_a_text_answer_and_an_already_done_task_are_described() -> None:
         final_state="answered",
     )
     assert describe_outcome(outcome) == "It **is**\N{REPLACEMENT CHARACTER}."
-    done = Outcome(
+    finished = Outcome(
         "t-1",
         DeliberationStatus.COMPLETED,
         winner_id="a",
         results=(result,),
         final_state="already_done",
     )
-    assert describe_outcome(done).startswith("**The task is already done.** Nothing was changed.")
+    assert describe_outcome(finished).startswith(
+        "**The task is already done.** Nothing was changed."
+    )

@@ -51,7 +51,7 @@ PREPARED = Prepared(BASE, "k", ("tests/test_a.py",), {"tests": RUN}, flaky=("tes
 CHECKED = RepositoryCheck(BASE, PREPARED, None, 1.5)
 
 
-def shown(checked: RepositoryCheck, width: int = 80) -> str:
+def render_report(checked: RepositoryCheck, width: int = 80) -> str:
     diagnosis = diagnose(checked.prepared) if checked.prepared else None
     console = Console(file=io.StringIO(), width=width)
     print_report(console, checked, diagnosis, failure_reason(checked, diagnosis))
@@ -59,7 +59,7 @@ def shown(checked: RepositoryCheck, width: int = 80) -> str:
 
 
 def test_failed_flaky_and_slow_cases_are_named_with_the_reason() -> None:
-    output = shown(CHECKED)
+    output = render_report(CHECKED)
     for text in (
         "/srv/sample at aaaaaaaaaa",
         "pip install -e .",
@@ -106,7 +106,9 @@ def test_a_failed_command_without_cases_shows_the_end_of_its_output() -> None:
         output="compiling\nerror[E0425]: cannot find `sum`\x1b[2J",
         exit_code=101,
     )
-    output = shown(replace(CHECKED, prepared=replace(PREPARED, runs={"tests": run}, flaky=())))
+    output = render_report(
+        replace(CHECKED, prepared=replace(PREPARED, runs={"tests": run}, flaky=()))
+    )
     assert "error[E0425]: cannot find `sum`" in output
     assert "\x1b" not in output
 
@@ -122,7 +124,7 @@ def test_a_failed_advisory_check_is_not_counted() -> None:
         "tests": RUN,
         "lint": CheckRun("lint", Verdict.FAILED, output="Usage: tsc", exit_code=1),
     }
-    output = shown(replace(CHECKED, prepared=replace(PREPARED, base=advised, runs=runs)))
+    output = render_report(replace(CHECKED, prepared=replace(PREPARED, base=advised, runs=runs)))
     assert "Failed before: 1." in output
     assert "Usage: tsc" not in output
 
@@ -132,7 +134,7 @@ def test_a_panic_is_shown_by_its_message_without_the_backtrace_hint() -> None:
         "thread 'sums' panicked at src/lib.rs:4:9:\n2 + 3 is 5\nnote: run with `RUST_BACKTRACE=1` "
         "for more"
     )
-    output = shown(
+    output = render_report(
         replace(
             CHECKED,
             prepared=replace(PREPARED, runs={"tests": replace(RUN, details={FAILING: panic})}),
@@ -146,7 +148,7 @@ def test_a_failed_tap_case_is_shown_with_its_values() -> None:
         "operator: equal\nexpected: 2\nactual:   1\nat: f (a.js:1:1)\nstack: |-\n  Error: same\n  "
         "  at f (a.js:1:1)"
     )
-    output = shown(
+    output = render_report(
         replace(
             CHECKED,
             prepared=replace(
@@ -162,7 +164,7 @@ def test_a_foreign_traceback_is_shown_by_its_last_line() -> None:
         'E   Exception: Traceback (most recent call last):\nE     File "a.py", line 1\nE   '
         "TypeError: no"
     )
-    output = shown(
+    output = render_report(
         replace(
             CHECKED,
             prepared=replace(PREPARED, runs={"tests": replace(RUN, details={FAILING: printed})}),
@@ -207,7 +209,7 @@ def test_a_foreign_traceback_is_shown_by_its_last_line() -> None:
 def test_an_unjudgeable_base_is_reported_with_the_file_to_write(
     checked: RepositoryCheck, message: str
 ) -> None:
-    output = " ".join(shown(checked).split())
+    output = " ".join(render_report(checked).split())
     assert message in output
     assert ".moothall.toml" in output
     assert "can be judged here" not in output
@@ -228,13 +230,13 @@ def test_a_narrow_terminal_shows_the_reason_on_separate_lines() -> None:
         "(/workspace/tests/test_a.py:3:1)"
     )
     run = replace(RUN, details={FAILING: message})
-    lines = shown(
+    lines = render_report(
         replace(CHECKED, prepared=replace(PREPARED, runs={"tests": run})), 60
     ).splitlines()
     at = next(number for number, line in enumerate(lines) if FAILING in line)
     assert lines[at].strip() == f"failed  {FAILING}"
-    below = " ".join(line.strip() for line in lines[at + 1 : at + 3])
-    assert below == (
+    next_lines = " ".join(line.strip() for line in lines[at + 1 : at + 3])
+    assert next_lines == (
         "AssertionError: the sum of two and three is 5, and not what it was here "
         "(tests/test_a.py:3)"
     )
@@ -246,6 +248,8 @@ def test_the_error_of_a_command_without_cases_is_read_from_its_output() -> None:
         "Object.<anonymous> (/workspace/tests/test_a.py:1:9)"
     )
     run = CheckRun("tests", Verdict.FAILED, output=output, exit_code=1)
-    text = shown(replace(CHECKED, prepared=replace(PREPARED, runs={"tests": run}, flaky=())))
+    text = render_report(
+        replace(CHECKED, prepared=replace(PREPARED, runs={"tests": run}, flaky=()))
+    )
     assert "failed  tests  Error: Cannot find module './x' (tests/test_a.py:1)" in text
     assert "at Object" not in text

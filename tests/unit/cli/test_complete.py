@@ -12,7 +12,7 @@ from moothall.cli import main
 from moothall.cli.options import remember
 
 
-def completed(data_dir: Path, *arguments: str) -> list[str]:
+def completions_of(data_dir: Path, *arguments: str) -> list[str]:
     """Return a shell's completions for these words, the last of which is unfinished."""
     result = CliRunner().invoke(
         main, env=completion_environment(data_dir, *arguments), prog_name="moothall"
@@ -56,11 +56,11 @@ def data_dir(tmp_path: Path) -> Path:
 def test_names_and_values_are_completed(
     data_dir: Path, arguments: tuple[str, ...], expected: list[str]
 ) -> None:
-    assert completed(data_dir, *arguments) == expected
+    assert completions_of(data_dir, *arguments) == expected
 
 
 def test_no_completions_are_offered_without_data(tmp_path: Path) -> None:
-    assert completed(tmp_path / "absent", "show", "") == []
+    assert completions_of(tmp_path / "absent", "show", "") == []
     remember(tmp_path / "absent", "task")  # cannot be written, so it is skipped
 
 

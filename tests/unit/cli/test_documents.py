@@ -42,10 +42,10 @@ CHECKED = CheckDocument(
 
 
 def test_the_published_schemas_match_the_code() -> None:
-    written = {
+    published = {
         path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.json")
     }
-    assert written == json.loads(json.dumps(schemas())), "run scripts/schemas.py"
+    assert published == json.loads(json.dumps(schemas())), "run scripts/schemas.py"
 
 
 @pytest.mark.parametrize(

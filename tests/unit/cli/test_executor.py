@@ -27,13 +27,13 @@ async def test_the_executor_answers_as_the_first_process_of_a_container(tmp_path
     if shutil.which("bwrap") is None:
         pytest.skip("bubblewrap is not installed; apt-get install bubblewrap brings it")
     place = tmp_path / "link.sock"
-    shown = [
+    visible_paths = [
         str(path)
         for path in Path("/").iterdir()
         if path.name not in {"dev", "proc", "tmp", "workspace"}
     ]
-    binds = [word for path in shown for word in ("--ro-bind", path, path)]
-    inside = (
+    binds = [word for path in visible_paths for word in ("--ro-bind", path, path)]
+    mounts = (
         "--dev",
         "/dev",
         "--proc",
@@ -56,7 +56,7 @@ async def test_the_executor_answers_as_the_first_process_of_a_container(tmp_path
             "--as-pid-1",
             "--die-with-parent",
             *binds,
-            *inside,
+            *mounts,
             "--setenv",
             "MOOTHALL_DATA_DIR",
             str(tmp_path / "data"),
@@ -71,8 +71,10 @@ async def test_the_executor_answers_as_the_first_process_of_a_container(tmp_path
         )
         try:
             accepting = asyncio.ensure_future(asyncio.get_running_loop().sock_accept(listening))
-            ended = asyncio.ensure_future(process.wait())
-            await asyncio.wait({accepting, ended}, timeout=120, return_when=asyncio.FIRST_COMPLETED)
+            process_end = asyncio.ensure_future(process.wait())
+            await asyncio.wait(
+                {accepting, process_end}, timeout=120, return_when=asyncio.FIRST_COMPLETED
+            )
             assert accepting.done(), (await process.communicate())[1].decode()
             link = await ExecutorConnection.create((await accepting)[0])
             await link.ready

@@ -7,13 +7,13 @@ from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 
 
-def won(*, proven: bool, final_state: str = "committed") -> Outcome:
+def won_outcome(*, proven: bool, final_state: str = "committed") -> Outcome:
     return Outcome(
         "t", DeliberationStatus.COMPLETED, winner_id="a", proven=proven, final_state=final_state
     )
 
 
-def lost(*ends: tuple[SeatStatus, str]) -> Outcome:
+def failed_outcome(*ends: tuple[SeatStatus, str]) -> Outcome:
     seats = tuple(
         SeatOutcome(f"s{number}", status, code) for number, (status, code) in enumerate(ends)
     )
@@ -26,17 +26,17 @@ FAILED, LATE, UNSTARTED = SeatStatus.FAILED, SeatStatus.LATE, SeatStatus.UNSTART
 @pytest.mark.parametrize(
     ("outcome", "code"),
     [
-        (won(proven=True), 0),
-        (won(proven=False), 3),
-        (won(proven=False, final_state="answered"), 3),
-        (won(proven=True, final_state="failed"), 2),
-        (lost((FAILED, "OUT_OF_TURNS"), (FAILED, "NO_CHANGES")), 1),
-        (lost((FAILED, "MODEL_UNAVAILABLE"), (FAILED, "OUT_OF_TURNS")), 1),
-        (lost((FAILED, "MODEL_UNAVAILABLE"), (FAILED, "CONFIGURATION")), 2),
-        (lost((FAILED, "MODEL_UNAVAILABLE"), (UNSTARTED, "")), 2),
-        (lost((LATE, "DEADLINE_EXCEEDED")), 1),
-        (lost((UNSTARTED, "")), 1),
-        (lost(), 1),
+        (won_outcome(proven=True), 0),
+        (won_outcome(proven=False), 3),
+        (won_outcome(proven=False, final_state="answered"), 3),
+        (won_outcome(proven=True, final_state="failed"), 2),
+        (failed_outcome((FAILED, "OUT_OF_TURNS"), (FAILED, "NO_CHANGES")), 1),
+        (failed_outcome((FAILED, "MODEL_UNAVAILABLE"), (FAILED, "OUT_OF_TURNS")), 1),
+        (failed_outcome((FAILED, "MODEL_UNAVAILABLE"), (FAILED, "CONFIGURATION")), 2),
+        (failed_outcome((FAILED, "MODEL_UNAVAILABLE"), (UNSTARTED, "")), 2),
+        (failed_outcome((LATE, "DEADLINE_EXCEEDED")), 1),
+        (failed_outcome((UNSTARTED, "")), 1),
+        (failed_outcome(), 1),
     ],
 )
 def test_an_outcome_has_its_exit_code(outcome: Outcome, code: int) -> None:
@@ -45,11 +45,11 @@ def test_an_outcome_has_its_exit_code(outcome: Outcome, code: int) -> None:
 
 @pytest.mark.parametrize("code", sorted(BROKEN))
 def test_an_unavailable_part_exits_with_2(code: str) -> None:
-    assert exit_code(lost((FAILED, code), (FAILED, code))) == 2
+    assert exit_code(failed_outcome((FAILED, code), (FAILED, code))) == 2
 
 
 def test_a_lost_candidate_outweighs_an_unavailable_part() -> None:
-    broken = lost((FAILED, "MODEL_UNAVAILABLE"))
+    broken = failed_outcome((FAILED, "MODEL_UNAVAILABLE"))
     result = Result(1, "s", "dev", 0.1, (), passed_gates=False, proven=False)
     assert (
         exit_code(Outcome("t", DeliberationStatus.COMPLETED, seats=broken.seats, results=(result,)))
@@ -58,5 +58,5 @@ def test_a_lost_candidate_outweighs_an_unavailable_part() -> None:
 
 
 def test_a_text_answer_needs_no_proof() -> None:
-    assert exit_code(won(proven=False, final_state="answered"), answers=True) == 0
-    assert exit_code(won(proven=False), answers=True) == 3
+    assert exit_code(won_outcome(proven=False, final_state="answered"), answers=True) == 0
+    assert exit_code(won_outcome(proven=False), answers=True) == 3

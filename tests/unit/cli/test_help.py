@@ -55,5 +55,7 @@ def test_the_overview_does_not_import_commands() -> None:
         "print([name for name in sys.modules if name.startswith(('moothall.cli.', "
         "'moothall.config', 'pydantic', 'rich'))])"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines()[-1] == "[]"
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert process.stdout.splitlines()[-1] == "[]"

@@ -25,24 +25,24 @@ _COSTLY = {"aiohttp", "git", "grpc", "kglite", "neo4j", "ray", "rich", "starlett
 )
 def test_commands_without_ray_import_no_costly_modules(modules: str) -> None:
     code = f"import sys, {modules}; print(*sys.modules)"
-    ran = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
-    loaded = set(ran.stdout.split())
+    loaded = set(process.stdout.split())
     assert modules.rpartition(" ")[2] in loaded
     assert not loaded & _COSTLY
 
 
 @pytest.mark.e2e  # a process of its own
 def test_the_log_is_opened_without_tasks_and_outcomes() -> None:
-    ran = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", "import sys, moothall.app.bus; print(*sys.modules)"],
         capture_output=True,
         text=True,
         check=True,
         timeout=120,
     )
-    loaded = set(ran.stdout.split())
+    loaded = set(process.stdout.split())
     unneeded = {"domain.outcome", "domain.proposal", "domain.task", "orchestrator", "tools"}
     assert not loaded & {f"moothall.{name}" for name in unneeded}
 
@@ -50,14 +50,14 @@ def test_the_log_is_opened_without_tasks_and_outcomes() -> None:
 @pytest.mark.e2e  # a process of its own
 def test_a_list_from_the_serving_process_imports_no_bus_and_no_councils() -> None:
     code = "import sys, moothall.cli.tasks, moothall.settings, moothall.app.task_list\n"
-    ran = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", f"{code}print(*sys.modules)"],
         capture_output=True,
         text=True,
         check=True,
         timeout=120,
     )
-    loaded = set(ran.stdout.split())
+    loaded = set(process.stdout.split())
     assert not loaded & (_COSTLY | {"configparser", "difflib", "nats", "orjson", "tomllib"})
     packages = {name.split(".")[1] for name in loaded if name.startswith("moothall.")}
     assert packages == {
@@ -82,7 +82,7 @@ def test_an_unreachable_model_server_is_reported_before_costly_imports(
         "PYTHONPROFILEIMPORTTIME": "1",
     }
     args = [sys.executable, "-m", "moothall", command, "Fix it"]
-    ran = subprocess.run(
+    process = subprocess.run(
         args,
         cwd=tmp_path,
         env=environment,
@@ -91,9 +91,9 @@ def test_an_unreachable_model_server_is_reported_before_costly_imports(
         check=False,
         timeout=120,
     )
-    assert ran.returncode == 2
-    assert "connection refused at 127.0.0.1:9" in ran.stderr
-    loaded = set(re.findall(r"^import time:.*\| +(\S+)$", ran.stderr, re.MULTILINE))
+    assert process.returncode == 2
+    assert "connection refused at 127.0.0.1:9" in process.stderr
+    loaded = set(re.findall(r"^import time:.*\| +(\S+)$", process.stderr, re.MULTILINE))
     assert "moothall.llm.startup_check" in loaded
     assert not loaded & ((_COSTLY - {"aiohttp"}) | {"nats", "tree_sitter", "opentelemetry"})
     packages = {
@@ -120,15 +120,15 @@ def test_a_command_with_its_own_hosts_does_not_import_ray() -> None:
         "moothall.workers.subprocesses"
     )
     code = f"import sys, {modules}; print(*sys.modules)"
-    ran = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
-    assert not {"ray", "starlette", "uvicorn"} & set(ran.stdout.split())
+    assert not {"ray", "starlette", "uvicorn"} & set(process.stdout.split())
 
 
 @pytest.mark.e2e
 def test_a_server_starts_without_clients_that_its_settings_do_not_need() -> None:
-    ran = subprocess.run(
+    process = subprocess.run(
         [
             sys.executable,
             "-c",
@@ -139,6 +139,6 @@ def test_a_server_starts_without_clients_that_its_settings_do_not_need() -> None
         check=True,
         timeout=120,
     )
-    loaded = set(ran.stdout.split())
+    loaded = set(process.stdout.split())
     unneeded = {"aiohttp", "cryptography.x509", "git", "kubernetes", "neo4j", "ray", "rich"}
     assert not loaded & (unneeded | {"moothall.workspace.kubernetes"})

@@ -56,7 +56,7 @@ EVENTS: tuple[tuple[EventType, dict[str, Any]], ...] = (
 )
 
 
-def recorded(kind: EventType, data: dict[str, Any], seq: int) -> Recorded:
+def record_event(kind: EventType, data: dict[str, Any], seq: int) -> Recorded:
     return Recorded(seq, new_event(kind, "t", {"task_id": "t", **data}, ordinal=str(seq)))
 
 
@@ -64,7 +64,7 @@ def printed_progress(*, verbose: bool, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width)
     printer = ProgressPrinter(verbose=verbose, thoughts=True, console=console)
     for seq, (kind, data) in enumerate(EVENTS, 1):
-        printer.show_event(recorded(kind, data, seq))
+        printer.show_event(record_event(kind, data, seq))
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return] # it is the StringIO above
 
 
@@ -102,7 +102,7 @@ def test_model_output_cannot_move_the_cursor(verbose: bool) -> None:  # noqa: FB
 def test_the_board_has_one_line_per_seat_for_any_event() -> None:
     board = SeatLines()
     for seq, (kind, data) in enumerate(EVENTS, 1):
-        board.add_event(recorded(kind, data, seq))
+        board.add_event(record_event(kind, data, seq))
     console = Console(file=io.StringIO(), width=80)
     console.print(board)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined] # it is the StringIO above
@@ -120,7 +120,7 @@ def test_quiet_mode_prints_nothing() -> None:
     printer = ProgressPrinter(quiet=True, console=console)
     with printer.live_display():
         printer.report("x")
-        printer.show_event(recorded(*EVENTS[0], 1))
+        printer.show_event(record_event(*EVENTS[0], 1))
     assert console.file.getvalue() == ""  # type: ignore[attr-defined] # it is the StringIO above
 
 
@@ -140,7 +140,7 @@ def test_without_a_terminal_waits_are_logged_in_whole_lines() -> None:
     printer.print_waiting()
     assert console.file.getvalue() == ""  # type: ignore[attr-defined] # it is the StringIO above
     for seq, (kind, data) in enumerate(EVENTS, 1):
-        printer.show_event(recorded(kind, data, seq))
+        printer.show_event(record_event(kind, data, seq))
     printer.print_waiting()
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined] # as above
     assert lines[-1].strip() == f"{ONE} waits for the model"
@@ -153,10 +153,10 @@ def test_without_a_terminal_the_wait_for_the_model_is_logged() -> None:
     for seq, (kind, data) in enumerate(
         (EVENTS[0], (EventType.DELIBERATION_STARTED, {"seats": [ONE, TWO]})), 1
     ):
-        printer.show_event(recorded(kind, data, seq))
+        printer.show_event(record_event(kind, data, seq))
     printer.print_waiting()
     assert "council waits for the model" in console.file.getvalue()  # type: ignore[attr-defined] # it is the StringIO above
-    printer.show_event(recorded(*EVENTS[3], 3))
+    printer.show_event(record_event(*EVENTS[3], 3))
     printer.print_waiting()
     assert console.file.getvalue().splitlines()[-1].strip() == f"{ONE} waits for the model"  # type: ignore[attr-defined] # as above
 
@@ -179,7 +179,7 @@ def test_without_a_terminal_lines_are_not_repeated_and_text_waits_for_reviews() 
         ),
     )
     for seq, (kind, data) in enumerate(events, 1):
-        printer.show_event(recorded(kind, data, seq))
+        printer.show_event(record_event(kind, data, seq))
         printer.print_waiting()
     lines = [line.strip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined] # it is the StringIO above
     assert len(lines) == len(set(lines))
@@ -194,7 +194,7 @@ def test_the_waiting_reason_of_a_seat_fits_into_80_columns() -> None:
     for seq, (kind, data) in enumerate(
         (EVENTS[0], (EventType.SEAT_STARTED, {"seat": ONE, "approach": approach})), 1
     ):
-        board.add_event(recorded(kind, data, seq))
+        board.add_event(record_event(kind, data, seq))
     console = Console(file=io.StringIO(), width=80)
     console.print(board)
     line = console.file.getvalue().splitlines()[1]  # type: ignore[attr-defined] # it is the StringIO above

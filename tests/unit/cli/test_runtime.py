@@ -57,12 +57,12 @@ def test_a_bug_is_reported_with_its_cause_at_any_depth(
         error = ExceptionGroup("unhandled errors", [error])
 
     @report_errors
-    def broken() -> None:
+    def run_into_bug() -> None:
         raise error
 
-    with pytest.raises(SystemExit) as ended:
-        broken()
-    assert ended.value.code == 2
+    with pytest.raises(SystemExit) as exit_error:
+        run_into_bug()
+    assert exit_error.value.code == 2
     assert "ValueError: the cause" in capsys.readouterr().err
 
 
@@ -75,8 +75,8 @@ def test_a_command_gets_the_settings_and_returns_the_exit_code(tmp_path: Path) -
         return code or None
 
     for code in (0, 3):
-        ran = CliRunner().invoke(command, [str(code)], env={"MOOTHALL_DATA_DIR": str(tmp_path)})
-        assert (ran.exit_code, ran.output) == (code, f"{tmp_path}\n")
+        result = CliRunner().invoke(command, [str(code)], env={"MOOTHALL_DATA_DIR": str(tmp_path)})
+        assert (result.exit_code, result.output) == (code, f"{tmp_path}\n")
 
 
 def test_a_wrong_parameter_is_reported_in_clicks_form(
@@ -87,7 +87,7 @@ def test_a_wrong_parameter_is_reported_in_clicks_form(
     async def command(settings: Settings) -> None:
         raise click.BadParameter(f"no place below {settings.data_dir}", param_hint="--line")
 
-    ran = CliRunner().invoke(command, [], env={"MOOTHALL_DATA_DIR": str(tmp_path)})
-    assert ran.exit_code == 2
-    assert f"Error: Invalid value for --line: no place below {tmp_path}" in ran.output
-    assert "Traceback" not in ran.output
+    result = CliRunner().invoke(command, [], env={"MOOTHALL_DATA_DIR": str(tmp_path)})
+    assert result.exit_code == 2
+    assert f"Error: Invalid value for --line: no place below {tmp_path}" in result.output
+    assert "Traceback" not in result.output

@@ -24,11 +24,11 @@ DIFF = "diff --git a/x b/x\nindex 1..2\n--- a/x\n+++ b/x\n@@ -1 +1,2 @@\n-old\n+
 
 @given(st.text())
 def test_control_characters_are_removed_from_hostile_text(text: str) -> None:
-    shown = plain(text)
-    assert len(shown) <= 400
-    assert not any(ord(char) < 32 and char not in "\t\n" for char in shown)
-    assert "\x1b" not in shown
-    assert "\u202e" not in shown
+    plain_text = plain(text)
+    assert len(plain_text) <= 400
+    assert not any(ord(char) < 32 and char not in "\t\n" for char in plain_text)
+    assert "\x1b" not in plain_text
+    assert "\u202e" not in plain_text
 
 
 def test_a_diff_is_counted_without_its_headers() -> None:
@@ -148,11 +148,11 @@ def test_a_summary_contains_only_literal_text(reason: str) -> None:
     texts = [title.removeprefix("### "), row.split(" | ")[-1].removesuffix(" |")]
     for text in texts:
         assert not set(re.sub(r"&#\d+;", "", text)) & set("<>`*_[]()|\\!#~@")
-        shown = "".join(
+        visible_reason = "".join(
             character if character.isprintable() else "\N{REPLACEMENT CHARACTER}"
             for character in " ".join(reason.split())
         )
-        assert html.unescape(text).replace(JOINER, "") == shown
+        assert html.unescape(text).replace(JOINER, "") == visible_reason
 
 
 def test_a_summary_is_added_and_a_failure_to_write_it_is_reported(tmp_path: Path) -> None:
@@ -200,13 +200,13 @@ def test_reasons_of_several_answers_are_shown_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "shown"),
+    ("source", "window_note"),
     [
         ("the server's list of models", "(from the server's list of models)"),
         ("", "(a guess, since the server does not say it: set llm.context_tokens)"),
     ],
 )
-def test_the_start_shows_models_windows_and_limits(source: str, shown: str) -> None:
+def test_the_start_shows_models_windows_and_limits(source: str, window_note: str) -> None:
     model = {
         "profile": "",
         "model": "qwen",
@@ -223,8 +223,8 @@ def test_the_start_shows_models_windows_and_limits(source: str, shown: str) -> N
     line = line_of(Recorded(1, new_event(EventType.DELIBERATION_STARTED, "t", data)))
     assert line is not None
     assert line.plain == (
-        f"council         qwen: native tool calls, window 131,072 tokens {shown}, replies up to "
-        "32,768; at most 100 turns a seat, 5,000,000 tokens, 30 min"
+        f"council         qwen: native tool calls, window 131,072 tokens {window_note}, "
+        "replies up to 32,768; at most 100 turns a seat, 5,000,000 tokens, 30 min"
     )
     assert (
         line_of(Recorded(1, new_event(EventType.DELIBERATION_STARTED, "t", {"seats": ["a"]})))

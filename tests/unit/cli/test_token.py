@@ -29,9 +29,9 @@ async def test_a_token_is_created_listed_and_revoked(folder: Path) -> None:
     secret = created.stdout.strip()
     assert secret not in created.stderr
     assert "of ci (team-a), valid until 20" in created.stderr
-    found = await AccessTokens(folder).find(secret)
-    assert found is not None
-    assert found.principal == Principal("ci", "team-a", roles=frozenset({"po"}))
+    found_token = await AccessTokens(folder).find(secret)
+    assert found_token is not None
+    assert found_token.principal == Principal("ci", "team-a", roles=frozenset({"po"}))
     [item] = json.loads(token("list", "--json").stdout)
     assert (item["name"], item["tenant"], item["roles"]) == ("ci", "team-a", ["po"])
     assert (item["state"], item["expires"] - item["created"]) == ("valid", 12 * 3600)

@@ -100,7 +100,10 @@ def test_a_number_below_its_range_and_nan_are_refused(
     assert isinstance(kind, click.IntRange | click.FloatRange)
     assert kind.min is not None
     required = [
-        text for param in COMMANDS[name].params if param.required for text in _given(param, option)
+        text
+        for param in COMMANDS[name].params
+        if param.required
+        for text in _sample_arguments(param, option)
     ]
     for value in (str(kind.min - 1), "nan", "inf", "9" * 30):
         if value.isdecimal() and isinstance(kind, click.FloatRange):
@@ -112,7 +115,7 @@ def test_a_number_below_its_range_and_nan_are_refused(
         assert f"Invalid value for '{option}'" in called.output
 
 
-def _given(parameter: click.Parameter, but: str) -> list[str]:
+def _sample_arguments(parameter: click.Parameter, but: str) -> list[str]:
     """Return a value for a required parameter."""
     if isinstance(parameter, click.Argument):
         return ["x"]

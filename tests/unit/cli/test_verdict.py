@@ -112,8 +112,8 @@ def test_sarif_results_have_locations() -> None:
 def test_the_headline_names_finding_and_level() -> None:
     about = f"{'b' * 12} on {'a' * 12}"
     assert headline(VERDICT) == f"Reproduced: {about} breaks nothing"
-    below = replace(VERDICT, level="self-tested", required="reproduced", accepted=False)
-    assert headline(below) == (
+    insufficient = replace(VERDICT, level="self-tested", required="reproduced", accepted=False)
+    assert headline(insufficient) == (
         f"Self-tested: {about} breaks nothing, below the required reproduced"
     )
     assert headline(replace(VERDICT, finding="broken")) == f"Broken: {about}"

@@ -42,21 +42,21 @@ async def with_one(story: Story) -> tuple[dict[str, Any], dict[str, str]]:
     return dict(bus.decisions[0].data), repositories.branches
 
 
-class Two:
+class TwoCollectors:
     """Two collectors with separate repositories; only one at a time works under a name."""
 
-    def __init__(self, bus: FaultyBus, now: Callable[[], datetime] = lambda: START) -> None:
+    def __init__(self, bus: FaultyBus, clock: Callable[[], datetime] = lambda: START) -> None:
         self.bus = bus
         self.repositories = (Remembering(), Remembering())
         self._locks: dict[str, asyncio.Lock] = {}
         self.collectors = [
-            Collector(bus, mine, lock=self._alone, tick_seconds=0.005, clock=now)
-            for mine in self.repositories
+            Collector(bus, repositories, lock=self._hold_lock, tick_seconds=0.005, clock=clock)
+            for repositories in self.repositories
         ]
         self.running: list[asyncio.Task[None]] = []
 
     @asynccontextmanager
-    async def _alone(self, name: str) -> AsyncIterator[None]:
+    async def _hold_lock(self, name: str) -> AsyncIterator[None]:
         async with self._locks.setdefault(name, asyncio.Lock()):
             yield
 
@@ -74,10 +74,10 @@ class Two:
 
     @property
     def deliveries(self) -> list[int]:
-        return [mine.deliveries for mine in self.repositories]
+        return [repositories.deliveries for repositories in self.repositories]
 
 
-def mixed(stories: Iterable[Story], seed: int) -> list[Event]:
+def interleave(stories: Iterable[Story], seed: int) -> list[Event]:
     """Return the events of concurrent deliberations."""
     chance = random.Random(seed)  # noqa: S311 - no secret
     remaining = [list(story.events) for story in stories]
@@ -89,11 +89,11 @@ def mixed(stories: Iterable[Story], seed: int) -> list[Event]:
 
 def are_shown_in_order(bus: FaultyBus) -> bool:
     order = ["PENDING", "IN_PROGRESS", "COMPLETED", "TIMEOUT"]
-    shown = {
+    positions = {
         task: [order.index(status) for key, status in bus.history if key == task]
         for task, _ in bus.history
     }
-    return all(progress == sorted(progress) for progress in shown.values())
+    return all(progress == sorted(progress) for progress in positions.values())
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -102,54 +102,54 @@ async def test_two_collectors_share_the_work_and_decide_and_deliver_once(
 ) -> None:
     expected, _ = await with_one(full("task-a"))
     bus = FaultyBus()
-    async with Two(bus) as two:
-        for event in mixed(map(full, TASKS), seed):
+    async with TwoCollectors(bus) as pair:
+        for event in interleave(map(full, TASKS), seed):
             await bus.publish(event)
         await until(lambda: len(bus.decisions) == len(TASKS) and not bus.pending)
-        await until(lambda: all(collector.active_count == 0 for collector in two.collectors))
+        await until(lambda: all(collector.active_count == 0 for collector in pair.collectors))
     assert sorted(str(event.data["task_id"]) for event in bus.decisions) == TASKS
     (first,) = [event.data for event in bus.decisions if event.data["task_id"] == "task-a"]
     assert dict(first) == expected
-    assert all(two.deliveries)
-    assert sum(two.deliveries) == len(TASKS)
+    assert all(pair.deliveries)
+    assert sum(pair.deliveries) == len(TASKS)
     assert are_shown_in_order(bus)
 
 
 @pytest.mark.parametrize("killed_after", range(0, len(full().events) + 1, 2))
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("index", [0, 1])
 async def test_a_killed_collector_is_replaced_by_the_other_with_the_same_decision(
-    which: int, killed_after: int
+    index: int, killed_after: int
 ) -> None:
     expected, branches = await with_one(full())
     bus = FaultyBus()
-    async with Two(bus) as two:
+    async with TwoCollectors(bus) as pair:
         for event in full().events[:killed_after]:
             await bus.publish(event)
         for _ in range(7 * killed_after % 23):
             await asyncio.sleep(0)
-        await two.kill(which)
+        await pair.kill(index)
         await publish_story(bus, Story(events=full().events[killed_after:]))
         await until(
             lambda: bus.documents.get("task-a", {}).get("status") == "COMPLETED" and not bus.pending
         )
     assert [dict(event.data) for event in bus.decisions] == [expected]
-    assert two.repositories[0].branches | two.repositories[1].branches == branches
+    assert pair.repositories[0].branches | pair.repositories[1].branches == branches
     assert are_shown_in_order(bus)
 
 
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("index", [0, 1])
 async def test_a_deadline_is_decided_by_either_collector(
-    which: int,
+    index: int,
 ) -> None:
     bus, now = FaultyBus(), [START]
-    async with Two(bus, lambda: now[0]) as two:
+    async with TwoCollectors(bus, lambda: now[0]) as pair:
         for task in TASKS:
             await publish_story(bus, Story(task).begun())
         await bus.settled()
         await until(
-            lambda: all(collector.active_count == len(TASKS) for collector in two.collectors)
+            lambda: all(collector.active_count == len(TASKS) for collector in pair.collectors)
         )
-        await two.kill(which)
+        await pair.kill(index)
         now[0] = LATE
         await until(lambda: len(bus.decisions) == len(TASKS))
     assert {str(event.data["status"]) for event in bus.decisions} == {"TIMEOUT"}
@@ -162,14 +162,14 @@ async def test_both_collectors_know_of_a_pause_and_its_end() -> None:
         data = {"task_id": "task-a", "number": number, "by": "local"}
         return new_event(kind, "task-a", data, ordinal=number, time=START.isoformat())
 
-    async with Two(bus, lambda: now[0]) as two:
+    async with TwoCollectors(bus, lambda: now[0]) as pair:
         await publish_story(bus, Story().begun())
-        await until(lambda: all(collector.active_count for collector in two.collectors))
+        await until(lambda: all(collector.active_count for collector in pair.collectors))
         await bus.publish(turn(0, EventType.DELIBERATION_PAUSED))
         await until(
             lambda: all(
                 state.pauses.is_paused
-                for collector in two.collectors
+                for collector in pair.collectors
                 for state in collector.states()
             )
         )
@@ -178,7 +178,7 @@ async def test_both_collectors_know_of_a_pause_and_its_end() -> None:
             lambda: (
                 not any(
                     state.pauses.is_paused
-                    for collector in two.collectors
+                    for collector in pair.collectors
                     for state in collector.states()
                 )
             )
@@ -196,7 +196,7 @@ async def test_a_slow_collector_adopts_the_decision_of_another() -> None:
     await publish_story(bus, full())
     first = Collector(bus, slow, tick_seconds=0.005, clock=lambda: DEADLINE)
     second = Collector(bus, Remembering(), tick_seconds=0.005, clock=lambda: START)
-    # It is stopped, so that nothing keeps the other from it.
+    # It is stopped, so the other one can take over.
     running = asyncio.create_task(first.handle(bus.log[-1]))
     await until(lambda: slow.deliveries > 0)
     await second.handle(bus.log[-1])

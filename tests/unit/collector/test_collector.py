@@ -30,20 +30,20 @@ LATE = DEADLINE + timedelta(seconds=11)
 
 
 def collector(
-    bus: FaultyBus, repositories: Remembering, now: Callable[[], datetime] = lambda: START
+    bus: FaultyBus, repositories: Remembering, clock: Callable[[], datetime] = lambda: START
 ) -> Collector:
-    return Collector(bus, repositories, tick_seconds=0.005, clock=now)
+    return Collector(bus, repositories, tick_seconds=0.005, clock=clock)
 
 
 @asynccontextmanager
 async def running(
-    bus: FaultyBus, repositories: Remembering, now: Callable[[], datetime] = lambda: START
+    bus: FaultyBus, repositories: Remembering, clock: Callable[[], datetime] = lambda: START
 ) -> AsyncIterator[Collector]:
-    """Run a collector that is cancelled at the end, wherever it is."""
-    one = collector(bus, repositories, now)
+    """Run a collector, and cancel it at the end in any state."""
+    running_collector = collector(bus, repositories, clock)
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(one.run())
-        yield one
+        task = group.create_task(running_collector.run())
+        yield running_collector
         task.cancel()
 
 
@@ -51,7 +51,7 @@ def statuses(bus: FaultyBus, task_id: str = "task-a") -> list[str]:
     return [status for key, status in bus.history if key == task_id]
 
 
-async def undisturbed(story: Story) -> tuple[dict[str, Any], dict[str, str]]:
+async def undisturbed_end(story: Story) -> tuple[dict[str, Any], dict[str, str]]:
     bus, repositories = FaultyBus(), Remembering()
     async with running(bus, repositories):
         await publish_story(bus, story)
@@ -61,7 +61,7 @@ async def undisturbed(story: Story) -> tuple[dict[str, Any], dict[str, str]]:
 
 async def test_an_ended_council_is_decided_delivered_and_shown() -> None:
     bus, repositories = FaultyBus(), Remembering()
-    async with running(bus, repositories) as one:
+    async with running(bus, repositories) as running_collector:
         for event in full().events:
             await bus.publish(event)
             await bus.settled()
@@ -69,7 +69,7 @@ async def test_an_ended_council_is_decided_delivered_and_shown() -> None:
                 await until(lambda: statuses(bus)[-1] == "IN_PROGRESS")
         await until(lambda: bool(bus.decisions))
         await bus.settled()
-        assert one.active_count == 0
+        assert running_collector.active_count == 0
     data = bus.decisions[0].data
     assert (data["status"], data["winner_id"], data["final_state"]) == (
         "COMPLETED",
@@ -95,7 +95,7 @@ async def test_an_ended_council_is_decided_delivered_and_shown() -> None:
 async def test_a_collector_killed_after_any_event_decides_the_same_once(
     killed_after: int,
 ) -> None:
-    expected, branches = await undisturbed(full())
+    expected, branches = await undisturbed_end(full())
     bus, repositories = FaultyBus(), Remembering()
     async with running(bus, repositories):
         for event in full().events[:killed_after]:
@@ -110,7 +110,7 @@ async def test_a_collector_killed_after_any_event_decides_the_same_once(
 
 
 async def test_a_collector_killed_at_any_step_decides_the_same_once() -> None:
-    expected, branches = await undisturbed(full())
+    expected, branches = await undisturbed_end(full())
     for steps in range(0, 400, 7):
         bus, repositories = FaultyBus(), Remembering()
         await publish_story(bus, full())
@@ -126,7 +126,7 @@ async def test_a_collector_killed_at_any_step_decides_the_same_once() -> None:
 
 
 async def test_repeated_and_reordered_deliveries_change_nothing() -> None:
-    expected, _ = await undisturbed(full())
+    expected, _ = await undisturbed_end(full())
     for seed in range(20):
         bus, repositories = FaultyBus(), Remembering()
         chance = random.Random(seed)  # noqa: S311 - no secret
@@ -141,7 +141,7 @@ async def test_repeated_and_reordered_deliveries_change_nothing() -> None:
 
 @pytest.mark.parametrize("act", ["publish", "replay", "put"])
 async def test_a_temporary_bus_failure_is_retried(act: str) -> None:
-    expected, _ = await undisturbed(full())
+    expected, _ = await undisturbed_end(full())
     bus, repositories = FaultyBus(), Remembering()
     await publish_story(bus, full())
     bus.failures[act] = 5
@@ -155,16 +155,16 @@ async def test_a_temporary_bus_failure_is_retried(act: str) -> None:
 async def test_an_end_that_could_not_be_shown_is_shown_without_another_event() -> None:
     bus = FaultyBus()
     await publish_story(bus, full())
-    one = collector(bus, Remembering())
+    late_collector = collector(bus, Remembering())
     bus.failures["put"] = 2
     with pytest.raises(BusUnavailable):
-        await one.handle(bus.log[0])  # reads the rest, and decides
+        await late_collector.handle(bus.log[0])  # reads the rest, and decides
     with pytest.raises(BusUnavailable):
-        await one.handle(bus.log[-1])
+        await late_collector.handle(bus.log[-1])
     assert bus.history == []
     async with asyncio.TaskGroup() as group:
-        watching = group.create_task(one._watch_deadlines(group))
-        await until(lambda: one.active_count == 0)
+        watching = group.create_task(late_collector._watch_deadlines(group))
+        await until(lambda: late_collector.active_count == 0)
         watching.cancel()
     assert statuses(bus)[-1] == "COMPLETED"
     assert len(bus.decisions) == 1
@@ -206,15 +206,15 @@ async def test_seats_that_end_late_do_not_change_the_decision() -> None:
 
 async def test_a_cancel_before_the_end_wins_and_after_it_loses() -> None:
     events = full().events
-    before, after = FaultyBus(), FaultyBus()
+    early_bus, late_bus = FaultyBus(), FaultyBus()
     early = Story(events=[*events[:-1], *Story().cancelled(at=50).events, events[-1]])
     late = Story(events=[*events, *Story().cancelled(at=50).events])
-    await publish_story(before, early)
-    await publish_story(after, late)
-    async with running(before, Remembering()), running(after, Remembering()):
-        await until(lambda: bool(before.decisions) and bool(after.decisions))
-    assert before.decisions[0].data["status"] == "CANCELLED"
-    assert after.decisions[0].data["status"] == "COMPLETED"
+    await publish_story(early_bus, early)
+    await publish_story(late_bus, late)
+    async with running(early_bus, Remembering()), running(late_bus, Remembering()):
+        await until(lambda: bool(early_bus.decisions) and bool(late_bus.decisions))
+    assert early_bus.decisions[0].data["status"] == "CANCELLED"
+    assert late_bus.decisions[0].data["status"] == "COMPLETED"
 
 
 @pytest.mark.parametrize("error", [PatchRefused("it holds a hook"), ModelUnavailable("away")])
@@ -290,9 +290,9 @@ async def test_a_text_answer_is_not_delivered() -> None:
 
 
 async def test_a_malformed_event_is_dead_lettered_and_the_rest_is_decided() -> None:
-    expected, _ = await undisturbed(full())
+    expected, _ = await undisturbed_end(full())
     bus = FaultyBus()
-    bad = [
+    malformed = [
         new_event(
             EventType.SEAT_PROPOSED, "task-a", {"task_id": "task-a", "proposal": {"seat": 1}}
         ),
@@ -301,16 +301,16 @@ async def test_a_malformed_event_is_dead_lettered_and_the_rest_is_decided() -> N
         new_event(EventType.SEAT_FINISHED, "stray", {"task_id": "stray", "seat": "s"}),
     ]
     events = full().events
-    await publish_story(bus, Story(events=[*events[:4], *bad, *events[4:]]))
-    async with running(bus, Remembering()) as one:
+    await publish_story(bus, Story(events=[*events[:4], *malformed, *events[4:]]))
+    async with running(bus, Remembering()) as running_collector:
         await until(lambda: bool(bus.decisions) and not bus.pending)
-        assert one.active_count == 0
-    assert {event_id for event_id, _ in bus.dead} == {event.id for event in bad}
+        assert running_collector.active_count == 0
+    assert {event_id for event_id, _ in bus.dead} == {event.id for event in malformed}
     assert [dict(event.data) for event in bus.decisions] == [expected]
 
 
 async def test_an_earlier_decision_is_shown_and_not_repeated() -> None:
-    expected, _ = await undisturbed(full())
+    expected, _ = await undisturbed_end(full())
     bus, repositories = FaultyBus(), Remembering()
     await publish_story(bus, full())
     await bus.publish(

@@ -39,10 +39,10 @@ WHOLE = full().events
 
 @given(st.permutations(WHOLE), st.lists(st.sampled_from(WHOLE)), st.randoms(use_true_random=False))
 def test_order_and_repetition_change_nothing(
-    order: list[Event], again: list[Event], chance: object
+    order: list[Event], repeated: list[Event], chance: object
 ) -> None:
     events = [*order]
-    for event in again:
+    for event in repeated:
         events.insert(chance.randrange(len(events) + 1), event)  # type: ignore[attr-defined]  # hypothesis's Random
     assert state_of(events) == state_of(WHOLE)
     assert decide(state_of(events)) == decide(state_of(WHOLE))
@@ -60,9 +60,9 @@ def test_the_earlier_of_two_events_with_one_key_counts(data: st.DataObject) -> N
 
 @given(st.sets(st.integers(0, len(WHOLE) - 1)))
 def test_any_subset_of_events_gives_an_outcome_and_a_winner_has_evidence(
-    lost: set[int],
+    lost_indexes: set[int],
 ) -> None:
-    events = [event for index, event in enumerate(WHOLE) if index == 0 or index not in lost]
+    events = [event for index, event in enumerate(WHOLE) if index == 0 or index not in lost_indexes]
     state = state_of(events)
     assert is_ready(state, LATE)
     outcome = decide(state)
@@ -180,10 +180,10 @@ def test_a_quorum_decides_at_the_deadline_and_fewer_seats_are_a_timeout(evaluate
 
 def test_events_after_the_deadline_do_not_count() -> None:
     story = Story().begun().proposed(FIRST, "good").checked(FIRST).finished(FIRST)
-    before = outcome_of(story)
+    outcome_before = outcome_of(story)
     for seat in (SECOND, THIRD):
         story.finished(seat, at=611)
-    assert outcome_of(story.cancelled(at=700)) == before
+    assert outcome_of(story.cancelled(at=700)) == outcome_before
 
 
 def test_unstarted_seats_are_not_required() -> None:

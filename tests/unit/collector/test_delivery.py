@@ -36,7 +36,7 @@ async def message_of(message: str, origin: str = "") -> str:
         diff="diff --git a/x b/x\n",
         message=message,
     )
-    ended = Outcome(
+    outcome = Outcome(
         "task-a",
         DeliberationStatus.COMPLETED,
         winner_id=SEATS[0],
@@ -44,10 +44,10 @@ async def message_of(message: str, origin: str = "") -> str:
         evidence_level=EvidenceLevel.PROVEN,
         results=(won,),
     )
-    delivered = await deliver(repositories, replace(deliberation(), origin=origin), ended)
+    delivered = await deliver(repositories, replace(deliberation(), origin=origin), outcome)
     assert delivered.branch == "moothall/task-a"
-    (sent,) = repositories.messages
-    return sent
+    (commit_message,) = repositories.messages
+    return commit_message
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,13 @@ from support.story import SEATS, Story
 FIRST, SECOND, THIRD = SEATS
 
 
-def proposal(seat: str, body: str, **more: Any) -> Proposal:
+def proposal(seat: str, body: str, **fields: Any) -> Proposal:
     return Proposal(
         seat,
         "dev",
         body,
         f"diff --git a/u.py b/u.py\n--- a/u.py\n+++ b/u.py\n@@ -0,0 +1 @@\n+{body}\n",
-        **more,
+        **fields,
     )
 
 
@@ -65,7 +65,7 @@ def crosses(story: Story, proposal: Proposal, author: Proposal, *, passed: bool)
     return story.add(EventType.CHECK_FINISHED, {**about, "evidence": evidence, **author_fields})
 
 
-def folded(story: Story) -> DeliberationState:
+def fold_story(story: Story) -> DeliberationState:
     state = None
     for event in story.events:
         state = fold(state, event)
@@ -74,27 +74,29 @@ def folded(story: Story) -> DeliberationState:
 
 
 def test_evidence_belongs_to_the_proposal_it_judged() -> None:
-    bad, good = proposal(FIRST, "bad"), proposal(FIRST, "good")
-    story = proposes(proposes(Story().begun(), bad), good)
-    checks(story, good, passed=True)
+    bad_proposal, good_proposal = proposal(FIRST, "bad"), proposal(FIRST, "good")
+    story = proposes(proposes(Story().begun(), bad_proposal), good_proposal)
+    checks(story, good_proposal, passed=True)
     for seat in SEATS:
         story.finished(seat)
-    outcome = decide(folded(story))
-    assert [result.diff for result in outcome.results] == [good.diff]  # the judged one remains
+    outcome = decide(fold_story(story))
+    assert [result.diff for result in outcome.results] == [
+        good_proposal.diff
+    ]  # the judged one remains
     assert outcome.winner_id == FIRST
     assert outcome.results[0].checks == {"applies": "passed", "tests": "passed"}
 
 
 def test_the_earlier_of_two_judged_proposals_counts_with_its_own_evidence() -> None:
-    bad, good = proposal(FIRST, "bad"), proposal(FIRST, "good")
-    story = proposes(proposes(Story().begun(), bad), good)
-    checks(checks(story, good, passed=True), bad, passed=False)
-    about = {"seat": SECOND, "candidate": FIRST, "fingerprint": good.fingerprint}
+    bad_proposal, good_proposal = proposal(FIRST, "bad"), proposal(FIRST, "good")
+    story = proposes(proposes(Story().begun(), bad_proposal), good_proposal)
+    checks(checks(story, good_proposal, passed=True), bad_proposal, passed=False)
+    about = {"seat": SECOND, "candidate": FIRST, "fingerprint": good_proposal.fingerprint}
     story.add(EventType.SEAT_REVIEWED, {**about, "review": dump(Review(SECOND, FIRST, 1.0))})
     for seat in SEATS:
         story.finished(seat)
-    outcome = decide(folded(story))
-    assert [result.diff for result in outcome.results] == [bad.diff]
+    outcome = decide(fold_story(story))
+    assert [result.diff for result in outcome.results] == [bad_proposal.diff]
     assert outcome.results[0].checks == {"applies": "passed", "tests": "failed"}
     assert outcome.results[0].reviews == ()  # they belonged to the other one
     assert outcome.winner_id == ""
@@ -103,13 +105,13 @@ def test_the_earlier_of_two_judged_proposals_counts_with_its_own_evidence() -> N
 def test_tests_changed_by_their_author_in_a_revision_no_longer_count() -> None:
     solved = proposal(FIRST, "solved")
     first = proposal(SECOND, "old tests", own_tests=("tests/test_new.py",))
-    later = replace(proposal(SECOND, "new tests", own_tests=("tests/test_new.py",)), revision=1)
+    revised = replace(proposal(SECOND, "new tests", own_tests=("tests/test_new.py",)), revision=1)
     story = Story().begun()
-    for candidate in (solved, first, later):
+    for candidate in (solved, first, revised):
         checks(proposes(story, candidate), candidate, passed=True)
     crosses(story, solved, first, passed=False)
-    crosses(story, solved, later, passed=True)
+    crosses(story, solved, revised, passed=True)
     for seat in SEATS:
         story.finished(seat)
-    place = next(result for result in decide(folded(story)).results if result.seat == FIRST)
+    place = next(result for result in decide(fold_story(story)).results if result.seat == FIRST)
     assert "Passes the tests of another author." in place.reasons

@@ -25,7 +25,7 @@ JSON = st.recursive(
 )
 
 
-def glanced(
+def try_fold(
     collector: Collector, seq: int, kind: EventType, data: dict[str, Any]
 ) -> bool | asyncio.Future[None]:
     event = new_event(kind, "task-a", data, ordinal=seq)
@@ -45,31 +45,31 @@ def test_arbitrary_events_are_left_to_the_handler(
     kind: EventType, task_id: Any, rest: dict[str, Any]
 ) -> None:
     collector = Collector(FaultyBus(), Remembering(), clock=lambda: START)
-    assert not glanced(collector, 1, kind, {**rest, "task_id": task_id})
+    assert not try_fold(collector, 1, kind, {**rest, "task_id": task_id})
     assert collector.active_count == 0
 
 
 @pytest.mark.parametrize("damage", [None, [], {}, "x", 1])
 async def test_a_damaged_event_of_a_known_deliberation_is_left_to_the_handler(damage: Any) -> None:
-    requested, *rest = full().events
+    request, *rest = full().events
     collector = Collector(FaultyBus(), Remembering(), clock=lambda: START)
-    folded = glanced(collector, 1, requested.type, dict(requested.data))
+    folded = try_fold(collector, 1, request.type, dict(request.data))
     assert isinstance(folded, asyncio.Future)
     assert not folded.done()
     assert collector.active_count == 1
     for seq, event in enumerate(
         (event for event in rest if event.type is EventType.SEAT_FINISHED), 2
     ):
-        assert not glanced(collector, seq, event.type, dict(event.data) | {"outcome": damage})
+        assert not try_fold(collector, seq, event.type, dict(event.data) | {"outcome": damage})
 
 
 async def test_a_decision_at_the_deadline_is_left_to_the_handler_before_any_seat_ended() -> None:
-    requested, started, *_ = full().events
+    request, started, *_ = full().events
     collector = Collector(FaultyBus(), Remembering(), clock=lambda: START)
-    glanced(collector, 1, requested.type, dict(requested.data))
-    assert glanced(collector, 2, started.type, dict(started.data)) is True
+    try_fold(collector, 1, request.type, dict(request.data))
+    assert try_fold(collector, 2, started.type, dict(started.data)) is True
     decided = dump(Outcome("task-a", DeliberationStatus.TIMEOUT)) | {"task_id": "task-a"}
-    assert glanced(collector, 3, EventType.DELIBERATION_DECIDED, decided) is False
+    assert try_fold(collector, 3, EventType.DELIBERATION_DECIDED, decided) is False
 
 
 async def test_its_own_decision_needs_no_handling_while_it_publishes_the_outcome() -> None:
@@ -94,7 +94,7 @@ async def test_its_own_decision_needs_no_handling_while_it_publishes_the_outcome
     deciding = asyncio.create_task(collector.handle(ready))
     await bus.publishing.wait()
     decided = dump(Outcome("task-a", DeliberationStatus.COMPLETED)) | {"task_id": "task-a"}
-    assert glanced(collector, len(events) + 1, EventType.DELIBERATION_DECIDED, decided) is True
+    assert try_fold(collector, len(events) + 1, EventType.DELIBERATION_DECIDED, decided) is True
     bus.go_on.set()
     await deciding
     assert (await bus.get("task-a") or {})["status"] == DeliberationStatus.COMPLETED
@@ -102,19 +102,17 @@ async def test_its_own_decision_needs_no_handling_while_it_publishes_the_outcome
 
 
 async def test_a_request_is_not_acked_before_its_deadline_is_published() -> None:
-    requested, started, *_ = full().events
+    request, started, *_ = full().events
     bus = FaultyBus()
     collector = Collector(bus, Remembering(), tick_seconds=0.01, clock=lambda: START)
     for number in range(100):  # concurrent requests are not held back: each is a message in hand
-        data = dict(requested.data) | {"task_id": f"task-{number}"}
+        data = dict(request.data) | {"task_id": f"task-{number}"}
         folded = collector.try_fold(
-            Recorded(
-                number + 1, new_event(requested.type, f"task-{number}", data), place(number + 1)
-            )
+            Recorded(number + 1, new_event(request.type, f"task-{number}", data), place(number + 1))
         )
         assert isinstance(folded, asyncio.Future) == (number < 96)
     assert collector.active_count == 100
-    await bus.publish(requested)
+    await bus.publish(request)
     await bus.publish(started)
     run = asyncio.create_task(
         Collector(bus, Remembering(), tick_seconds=0.01, clock=lambda: START).run()

@@ -24,18 +24,18 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("before", [0, 1, 9])
+@pytest.mark.parametrize("earlier_count", [0, 1, 9])
 async def test_an_observer_knows_earlier_requests_and_drops_decided_ones(
-    before: int,
+    earlier_count: int,
 ) -> None:
     bus, events = MemoryBus(), full().events
-    for event in events[:before]:
+    for event in events[:earlier_count]:
         await bus.publish(event)
     observer = Observer(bus)
     async with asyncio.TaskGroup() as group:
         following = group.create_task(observer.run((await bus.state("EVENTS")).last_seq))
         await asyncio.sleep(0.05)
-        for event in events[before:-1]:
+        for event in events[earlier_count:-1]:
             await bus.publish(event)
         expected: DeliberationState | None = None
         for event in events[:-1]:

@@ -48,7 +48,9 @@ def seat_event(
     )
 
 
-def decided(task: str, status: str = "COMPLETED", tenant: str = "local", **more: Any) -> Event:
+def decision_event(
+    task: str, status: str = "COMPLETED", tenant: str = "local", **fields: Any
+) -> Event:
     seats = (SeatOutcome(ONE, SeatStatus.FAILED, "MODEL_UNAVAILABLE", "nobody answers"),)
     outcome = Outcome(
         task,
@@ -57,7 +59,7 @@ def decided(task: str, status: str = "COMPLETED", tenant: str = "local", **more:
         role="dev",
         seats=seats,
         duration_ms=7,
-        **more,
+        **fields,
     )
     return new_event(
         EventType.DELIBERATION_DECIDED, task, dump(outcome), tenant=tenant, time=NOW.isoformat()
@@ -118,12 +120,12 @@ async def test_only_live_and_failed_tasks_of_the_tenant_are_listed() -> None:
     overview = Overview(bus, lambda: live)
     assert [view.task_id for view in await overview.list_tasks(LOCAL)] == ["task-1"]
     await bus.publish(
-        decided(
+        decision_event(
             "task-2", "FAILED", error_message="No seat proposed anything: 1 x MODEL_UNAVAILABLE."
         )
     )
-    await bus.publish(decided("task-3", winner_id=ONE, final_state="committed"))
-    await bus.publish(decided("task-8", tenant="elsewhere"))
+    await bus.publish(decision_event("task-3", winner_id=ONE, final_state="committed"))
+    await bus.publish(decision_event("task-8", tenant="elsewhere"))
     views = await overview.list_tasks(LOCAL)
     assert [(view.task_id, view.status.value, view.progress) for view in views] == [
         ("task-1", "PENDING", 0),
@@ -142,8 +144,8 @@ async def test_only_live_and_failed_tasks_of_the_tenant_are_listed() -> None:
     assert [view.task_id for view in await overview.list_tasks(LOCAL, limit=1, first=2)] == [
         "task-2"
     ]
-    found = await overview.list_tasks(LOCAL, limit=1, query="HELLO_world sample", first=1)
-    assert [view.task_id for view in found] == ["task-3"]
+    matches = await overview.list_tasks(LOCAL, limit=1, query="HELLO_world sample", first=1)
+    assert [view.task_id for view in matches] == ["task-3"]
     assert await overview.list_tasks(LOCAL, query="hello goodbye") == []
     assert {view.task_id for view in await overview.list_tasks(EVE)} == {"task-8", "task-9"}
     assert (await overview.get_task(TaskId("task-2"), LOCAL)) == failed
@@ -156,6 +158,6 @@ async def test_a_decided_task_is_no_longer_live_even_if_the_collector_has_it() -
     bus = MemoryBus()
     await bus.publish(request_event("task-1"))
     overview = Overview(bus, lambda: [state_of(request_event("task-1"))])
-    await bus.publish(decided("task-1", "CANCELLED"))
-    await bus.publish(decided("task-1", "CANCELLED"))
+    await bus.publish(decision_event("task-1", "CANCELLED"))
+    await bus.publish(decision_event("task-1", "CANCELLED"))
     assert [view.status.value for view in await overview.list_tasks(LOCAL)] == ["CANCELLED"]

@@ -19,7 +19,7 @@ def steps_of(events: list[Event]) -> list[ProgressStep]:
     return steps
 
 
-def decided(winner: str = SEATS[0]) -> Event:
+def decision_event(winner: str = SEATS[0]) -> Event:
     data = {
         "task_id": "task-a",
         "status": "COMPLETED",
@@ -31,7 +31,7 @@ def decided(winner: str = SEATS[0]) -> Event:
 
 
 def test_the_percentage_rises_from_0_to_100() -> None:
-    steps = steps_of([*full().events, decided()])
+    steps = steps_of([*full().events, decision_event()])
     assert [step.seq for step in steps] == list(range(1, len(steps) + 1))
     assert (steps[0].status, steps[0].percent) == (DeliberationStatus.PENDING, 0)
     assert (steps[1].status, steps[1].percent) == (DeliberationStatus.IN_PROGRESS, 5)
@@ -43,7 +43,7 @@ def test_the_percentage_rises_from_0_to_100() -> None:
 
 @given(st.permutations(full().events))
 def test_the_percentage_never_falls_in_any_order_of_events(events: list[Event]) -> None:
-    percents = [step.percent for step in steps_of([*events, decided()])]
+    percents = [step.percent for step in steps_of([*events, decision_event()])]
     assert percents == sorted(percents)
     assert all(0 <= percent <= 100 for percent in percents)
 
@@ -81,7 +81,7 @@ def test_the_steps_name_the_actor_and_the_action() -> None:
     story.failed(SEATS[1]).checked(SEATS[0]).crossed(SEATS[0], SEATS[1], passed=True).reviewed(
         SEATS[1], SEATS[0], 0.5
     )
-    sentences = [step.step for step in steps_of([*story.events, decided()])]
+    sentences = [step.step for step in steps_of([*story.events, decision_event()])]
     assert sentences[0] == "Asked for: 3 seats, protocol vote."
     assert sentences[2] == f"{SEATS[0]} begins: plainly."
     assert sentences[5:] == [
@@ -102,4 +102,4 @@ def test_the_steps_name_the_actor_and_the_action() -> None:
         EventType.EVIDENCE_REPORTED, "task-a", {"task_id": "task-a", "report": report}
     )
     assert steps_of([reported])[0].step == "tie-breaker: 2 answers behave the same: tried both."
-    assert steps_of([decided("")])[0].step == "Decided: no winner. none passes"
+    assert steps_of([decision_event("")])[0].step == "Decided: no winner. none passes"

@@ -22,9 +22,9 @@ def progress_of(events: list[Event]) -> Progress:
     return progress
 
 
-def turn(story: Story, seat: str = ONE, **more: Any) -> Story:
+def turn(story: Story, seat: str = ONE, **fields: Any) -> Story:
     tools = [{"tool": f"files.{number}", "status": "success"} for number in range(3)]
-    return story.add(EventType.SEAT_TURN, {"seat": seat, "turn": 1, "operations": tools, **more})
+    return story.add(EventType.SEAT_TURN, {"seat": seat, "turn": 1, "operations": tools, **fields})
 
 
 def test_a_lane_shows_turns_tools_checks_and_the_last_text() -> None:
@@ -115,13 +115,13 @@ async def test_a_later_read_shows_new_progress_and_another_tenant_sees_nothing()
         await overview.get_progress(TaskId("task-a"), LOCAL)
     for event in events[:5]:
         await bus.publish(event)
-    before = await overview.get_progress(TaskId("task-a"), LOCAL)
+    progress_before = await overview.get_progress(TaskId("task-a"), LOCAL)
     for event in events[5:]:
         await bus.publish(event)
-    after = await overview.get_progress(TaskId("task-a"), LOCAL)
-    assert before.percent < after.percent
-    assert after.percent == progress_of(events).percent
-    assert all(lane.activity == ENDED for lane in after.seats.values())
+    progress_after = await overview.get_progress(TaskId("task-a"), LOCAL)
+    assert progress_before.percent < progress_after.percent
+    assert progress_after.percent == progress_of(events).percent
+    assert all(lane.activity == ENDED for lane in progress_after.seats.values())
     with pytest.raises(NotFound):
         await overview.get_progress(TaskId("task-a"), Principal("eve", "elsewhere"))
 

@@ -20,7 +20,7 @@ OTHER = Principal("eve", "elsewhere")
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
 
-async def ended(
+async def publish_ended(
     bus: MemoryBus,
     number: int,
     ms: int,
@@ -28,18 +28,18 @@ async def ended(
     won: bool = True,
     tenant: str = "local",
     ago: float = 0,
-    **more: str,
+    **fields: str,
 ) -> None:
-    status = DeliberationStatus(more.get("status", "COMPLETED"))
+    status = DeliberationStatus(fields.get("status", "COMPLETED"))
     outcome = Outcome(
         f"task-{number}",
         status,
         tenant=tenant,
-        role=more.get("role", "dev"),
+        role=fields.get("role", "dev"),
         winner_id="agent-dev-001" if won else "",
         seats=(SeatOutcome("agent-dev-001", SeatStatus.PROPOSED, duration_ms=ms),),
         duration_ms=ms,
-        origin=more.get("origin", ""),
+        origin=fields.get("origin", ""),
     )
     time = (NOW - timedelta(seconds=ago)).isoformat()
     await bus.publish(
@@ -80,13 +80,13 @@ async def test_an_empty_log_has_empty_statistics() -> None:
 
 async def test_totals_combine_the_log_and_running_deliberations() -> None:
     bus = MemoryBus()
-    await ended(bus, 1, 100)
-    await ended(bus, 2, 300, origin="orchestrate")
-    await ended(bus, 3, 9_000, status="CANCELLED", won=False)
-    await ended(bus, 4, 500, tenant="elsewhere")
+    await publish_ended(bus, 1, 100)
+    await publish_ended(bus, 2, 300, origin="orchestrate")
+    await publish_ended(bus, 3, 9_000, status="CANCELLED", won=False)
+    await publish_ended(bus, 4, 500, tenant="elsewhere")
     tally = await tally_of(bus, running(5, "qa"), running(1), running(6, tenant="elsewhere"))
     assert await tally.get_totals(LOCAL) == Totals(4, 2, 200.0, 1, {"dev": 3, "qa": 1})
-    await ended(bus, 7, 500)
+    await publish_ended(bus, 7, 500)
     assert (await tally.get_totals(LOCAL)).average_ms == 300.0
     assert await (await tally_of(bus, running(5, "qa"))).get_totals(
         LOCAL
@@ -97,8 +97,8 @@ async def test_totals_combine_the_log_and_running_deliberations() -> None:
 async def test_percentiles_use_the_nearest_rank_within_the_time_range() -> None:
     bus = MemoryBus()
     for number in range(1, 101):
-        await ended(bus, number, number, ago=60)
-    await ended(bus, 200, 100_000, ago=7200)
+        await publish_ended(bus, number, number, ago=60)
+    await publish_ended(bus, 200, 100_000, ago=7200)
     tally = await tally_of(bus)
     recent = await tally.get_metrics(LOCAL, 3_600_000)
     assert recent.latencies == Latencies(50.5, 0.0, 50.0, 95.0, 99.0)
@@ -113,10 +113,10 @@ async def test_councils_are_busy_idle_or_empty() -> None:
     await council_registry.create("dev", 4, CouncilConfig(), LOCAL)
     await council_registry.create("data", 1, CouncilConfig(), LOCAL)
     await council_registry.unregister("data", "agent-data-001", LOCAL)
-    await ended(bus, 1, 10)
-    await ended(bus, 2, 10, won=False)
-    await ended(bus, 3, 10, won=False, status="CANCELLED")
-    await ended(bus, 4, 10, role="qa")
+    await publish_ended(bus, 1, 10)
+    await publish_ended(bus, 2, 10, won=False)
+    await publish_ended(bus, 3, 10, won=False, status="CANCELLED")
+    await publish_ended(bus, 4, 10, role="qa")
     metrics = await (await tally_of(bus, running(9))).get_metrics(LOCAL)
     assert metrics.councils == {
         "council-data": CouncilHealth("empty", 0, 0, 0.0),

@@ -15,7 +15,7 @@ from moothall.domain.event import EventType, Recorded, new_event
 START = datetime(2026, 11, 28, tzinfo=UTC)
 
 
-def read(*events: tuple[float, EventType, dict[str, Any]]) -> Any:
+def read_timeline(*events: tuple[float, EventType, dict[str, Any]]) -> Any:
     reader = TimelineReader()
     for seq, (seconds, kind, data) in enumerate(events, 1):
         time = (START + timedelta(seconds=seconds)).isoformat()
@@ -26,7 +26,7 @@ def read(*events: tuple[float, EventType, dict[str, Any]]) -> Any:
 
 def test_the_timeline_lists_calls_tools_and_checks_in_order() -> None:
     usage = {"prompt_tokens": 900, "completion_tokens": 100, "cost_usd": 0.25}
-    timeline = read(
+    timeline = read_timeline(
         (0, EventType.DELIBERATION_REQUESTED, {}),
         (2, EventType.SEAT_STARTED, {"seat": "a"}),
         (
@@ -73,7 +73,7 @@ def test_the_timeline_lists_calls_tools_and_checks_in_order() -> None:
 
 
 def test_an_unstarted_task_has_no_chart() -> None:
-    assert draw_timeline(read((0, EventType.DELIBERATION_REQUESTED, {}))) is None
+    assert draw_timeline(read_timeline((0, EventType.DELIBERATION_REQUESTED, {}))) is None
 
 
 @given(
@@ -94,7 +94,7 @@ def test_an_unstarted_task_has_no_chart() -> None:
     )
 )
 def test_every_block_is_inside_the_chart(events: list[Any]) -> None:
-    chart = draw_timeline(read(*events))
+    chart = draw_timeline(read_timeline(*events))
     for row in chart.rows if chart else ():
         for bar in row.bars:
             assert bar.width > 0

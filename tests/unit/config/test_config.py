@@ -64,7 +64,7 @@ def test_an_invalid_setting_is_reported_with_its_line_and_a_similar_setting(
     error = raised.value.message
     assert f"{file}, line 6: llm.bsae_url is not a setting; did you mean base_url?" in error
     assert f"{file}, line 7: llm.retries: " in error
-    assert "; limits.agents: " in error, "it came of the environment: no line is named"
+    assert "; limits.agents: " in error, "the value is from the environment, so no line is named"
 
 
 @pytest.mark.parametrize(

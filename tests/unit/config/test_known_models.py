@@ -35,10 +35,12 @@ def test_the_file_is_complete_and_documented() -> None:
     for server, fields in document["servers"].items():
         assert fields["source"] in docs.read_text(encoding="utf-8")
         for name, values in fields["models"].items():
-            known = find_model(f"https://{server}/v1", name)
-            assert known is not None
-            assert known.window == values["window"] >= 128_000
-            assert 0 < known.price_cached < known.price_in < known.price_out < 1000
+            known_model = find_model(f"https://{server}/v1", name)
+            assert known_model is not None
+            assert known_model.window == values["window"] >= 128_000
+            assert (
+                0 < known_model.price_cached < known_model.price_in < known_model.price_out < 1000
+            )
 
 
 @pytest.mark.parametrize(
@@ -57,8 +59,8 @@ def test_the_file_is_complete_and_documented() -> None:
 def test_a_model_is_known_only_at_its_own_server(
     url: str | None, model: str, window: int | None
 ) -> None:
-    known = find_model(url, model)
-    assert (known.window if known else None) == window
+    known_model = find_model(url, model)
+    assert (known_model.window if known_model else None) == window
 
 
 def test_prices_from_the_settings_take_precedence() -> None:
@@ -66,8 +68,8 @@ def test_prices_from_the_settings_take_precedence() -> None:
     assert opus.price_in == 0
     priced = opus.with_known_prices()
     assert (priced.price_in, priced.price_cached, priced.price_out) == (4.0, 0.2, 20.0)
-    own = LlmSettings(base_url=CLAUDE, model="claude-opus-5-5", price_out=3.0)
-    assert own.with_known_prices() is own
+    custom_settings = LlmSettings(base_url=CLAUDE, model="claude-opus-5-5", price_out=3.0)
+    assert custom_settings.with_known_prices() is custom_settings
     assert opus.model_copy(update={"price_cached": 0.0}).with_known_prices().price_cached == 0
     unknown = LlmSettings(base_url=CLAUDE, model="claude-of-tomorrow")
     assert unknown.with_known_prices() is unknown
@@ -89,8 +91,8 @@ async def test_the_window_of_a_hosted_model_needs_no_request() -> None:
     async def fetch(*_: object) -> None:
         raise AssertionError("nothing is fetched")
 
-    found = await find_window(fetch, URL(OPENAI), "gpt-6.1-sol")
-    assert found == (200_000, "the table of known models"), (
+    window_and_source = await find_window(fetch, URL(OPENAI), "gpt-6.1-sol")
+    assert window_and_source == (200_000, "the table of known models"), (
         "longer prompts cost too much of a budget"
     )
     assert await find_window(fetch, URL(OPENAI), "gpt-of-tomorrow") == (0, "")

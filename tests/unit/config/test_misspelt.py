@@ -100,16 +100,16 @@ def test_every_secret_can_come_from_a_file(
         load_settings()
     file.write_text("from-the-file\n", encoding="utf-8")
 
-    def read() -> str:
+    def read_settings() -> str:
         section = getattr(load_settings(), path[0])
         secret = getattr(section, path[1])
         assert isinstance(secret, SecretStr)
         return secret.get_secret_value()
 
-    assert read() == "from-the-file"
+    assert read_settings() == "from-the-file"
     assert "from-the-file" not in load_settings().model_dump_json()
     monkeypatch.setenv(variable, "given-itself")
-    assert read() == "given-itself"
+    assert read_settings() == "given-itself"
 
 
 @pytest.mark.parametrize(
@@ -137,5 +137,5 @@ def test_a_removed_setting_is_an_error_with_its_replacement(
 
 
 def test_no_removed_setting_exists() -> None:
-    known = set(known_variables(AllSettings, ""))
-    assert {name for name in REMOVED if name.upper().replace(".", "__") in known} == set()
+    variables = set(known_variables(AllSettings, ""))
+    assert {name for name in REMOVED if name.upper().replace(".", "__") in variables} == set()

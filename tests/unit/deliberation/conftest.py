@@ -16,11 +16,11 @@ Open = Callable[..., AbstractAsyncContextManager[CouncilEnvironment]]
 @pytest.fixture
 def council(tmp_path: Path) -> Open:
     @asynccontextmanager
-    async def opened(answer: Answer, **settings: Any) -> AsyncIterator[CouncilEnvironment]:
+    async def open_with(answer: Answer, **settings: Any) -> AsyncIterator[CouncilEnvironment]:
         async with open_council(tmp_path, answer, **settings) as app:
             yield app
 
-    return opened
+    return open_with
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def native(tmp_path: Path) -> Open:
     """A council whose model calls tools natively."""
 
     @asynccontextmanager
-    async def opened(answer: Answer, **settings: Any) -> AsyncIterator[CouncilEnvironment]:
+    async def open_with(answer: Answer, **settings: Any) -> AsyncIterator[CouncilEnvironment]:
         options: dict[str, Any] = {
             "tools": True,
             "reply": "tools",
@@ -38,4 +38,4 @@ def native(tmp_path: Path) -> Open:
         async with open_council(tmp_path, answer, **options) as app:
             yield app
 
-    return opened
+    return open_with

@@ -85,10 +85,10 @@ async def test_a_new_ignored_file_is_reported_before_the_answer_is_accepted(
     council: Any,
 ) -> None:
     ignored = {"path": "build/helper.py", "content": "X = 1\n"}
-    both = act(
+    both_changes = act(
         ("files.append", {"path": "src/utils.py", "content": SOLUTION}), ("files.write", ignored)
     )
-    async with council(script(both, finish("Added hello_world()."))) as app:
+    async with council(script(both_changes, finish("Added hello_world()."))) as app:
         events = await app.run(app.deliberation("single", 1))
     assert len(app.server.requests) == 2
     second = app.server.requests[1].prompt
@@ -162,8 +162,8 @@ async def test_the_tools_of_a_task_replace_those_of_the_role(council: Any, tmp_p
         events = await app.run(
             app.deliberation("single", 1, max_turns=3, tools=("files.read", "git.push"))
         )
-    ran = [item for data in of(events, EventType.SEAT_TURN) for item in data["operations"]]
-    assert [(item["tool"], item["status"]) for item in ran][:2] == [
+    operations = [item for data in of(events, EventType.SEAT_TURN) for item in data["operations"]]
+    assert [(item["tool"], item["status"]) for item in operations][:2] == [
         ("files.append", "blocked"),
         ("files.read", "success"),
     ]
@@ -238,9 +238,9 @@ async def test_one_unusable_reply_is_shown_with_the_command_that_lists_all(
         d = app.deliberation("single", 1, max_turns=9)
         events = await app.run(d)
     message = of(events, EventType.SEAT_FAILED)[0]["error"]["message"]
-    shown = message.partition('it replied "')[2].partition('"')[0]
-    assert shown.startswith("I would [2J say more and more")
-    assert len(shown) == 120
+    excerpt = message.partition('it replied "')[2].partition('"')[0]
+    assert excerpt.startswith("I would [2J say more and more")
+    assert len(excerpt) == 120
     assert message.endswith(f"All replies: moothall log tail --task {d.task_id} --json")
 
 
@@ -260,8 +260,8 @@ async def test_reading_until_the_turns_run_out_is_not_a_proposal(council: Any) -
 
 
 async def test_an_action_repeated_without_a_change_is_not_offered_again(council: Any) -> None:
-    look = act(("files.list", {}))
-    async with council(script(look, look, append())) as app:
+    list_turn = act(("files.list", {}))
+    async with council(script(list_turn, list_turn, append())) as app:
         await app.run(app.deliberation("single", 1))
     second, third = (json.dumps(call.body["response_format"]) for call in app.server.requests[1:])
     assert "files.list" in second
@@ -316,10 +316,10 @@ async def test_recorded_calls_are_not_repeated(council: Any) -> None:
         d = app.deliberation("single", 1)
         first = await app.run(d)
         calls = len(app.server.requests)
-        again = await app.run(d, Recording.of(first))
+        repeated = await app.run(d, Recording.of(first))
         assert len(app.server.requests) == calls == 2
-    assert [event.id for event in again] == [event.id for event in first]
-    assert of(again, EventType.SEAT_FINISHED)[0]["outcome"]["usage"]["calls"] == 2
+    assert [event.id for event in repeated] == [event.id for event in first]
+    assert of(repeated, EventType.SEAT_FINISHED)[0]["outcome"]["usage"]["calls"] == 2
 
 
 async def test_the_same_inputs_give_the_same_requests(council: Any) -> None:
@@ -456,8 +456,8 @@ async def test_a_resumed_seat_repeats_its_attempts_identically_without_recorded_
             len(first),
             next(n for n, event in enumerate(first) if event.data.get("stuck")) + 1,
         ):
-            again = await app.run(d, Recording.of(first[:count]))
-            assert [event.id for event in again] == [event.id for event in first]
+            resumed = await app.run(d, Recording.of(first[:count]))
+            assert [event.id for event in resumed] == [event.id for event in first]
     repeated = [call.call_id for call in app.server.requests[calls:]]
     assert repeated == [f"task-1/{ONE}/propose/0.3", f"task-1/{ONE}/propose/0.4"]
 
@@ -473,18 +473,18 @@ async def test_the_recorded_state_of_a_turn_overrides_the_result_of_its_repeated
     async with council(script(*turns, append())) as app:
         d = app.deliberation("single", 1, max_turns=9)
         first = await app.run(d)
-        other = Recording.of(first)
+        recorded = Recording.of(first)
         recording = Recording(
-            other.answers,
+            recorded.answers,
             {
-                **other.stuck_reasons,
+                **recorded.stuck_reasons,
                 f"{ONE}/propose/0.3": "",
                 f"{ONE}/propose/0.2": "it was so then",
             },
         )
         app.bus.__init__()
-        again = await app.run(d, recording)
-    assert [turn["attempt"] for turn in of(again, EventType.SEAT_TURN)] == [1, 1, 2, 2]
+        repeated = await app.run(d, recording)
+    assert [turn["attempt"] for turn in of(repeated, EventType.SEAT_TURN)] == [1, 1, 2, 2]
 
 
 BROKEN = (

@@ -32,7 +32,7 @@ def script(*turns: str) -> Any:
     return answer
 
 
-def decided(d: Deliberation, events: list[Event]) -> Outcome:
+def outcome_of(d: Deliberation, events: list[Event]) -> Outcome:
     state: DeliberationState | None = fold(
         None, new_event(EventType.DELIBERATION_REQUESTED, d.task_id, dump(d))
     )
@@ -49,7 +49,7 @@ async def test_a_question_ends_with_an_answer_and_no_branch(council: Any) -> Non
         events = await app.run(d)
     assert outcomes(events) == {ONE: "proposed"}
     assert of(events, EventType.CHECK_FINISHED) == []  # nothing to check
-    outcome = decided(d, events)
+    outcome = outcome_of(d, events)
     assert (outcome.status, outcome.final_state, outcome.winner_id, outcome.proven) == (
         "COMPLETED",
         "answered",
@@ -73,13 +73,13 @@ async def test_a_question_ends_with_an_answer_and_no_branch(council: Any) -> Non
 async def test_a_question_may_be_answered_without_tool_calls(council: Any) -> None:
     async with council(script(finish(ANSWER))) as app:
         d = app.deliberation("ask", 1)
-        assert decided(d, await app.run(d)).results[0].content == ANSWER
+        assert outcome_of(d, await app.run(d)).results[0].content == ANSWER
 
 
 async def test_a_change_is_judged_as_usual(council: Any) -> None:
     async with council(script(append())) as app:
         d = app.deliberation("ask", 1)
-        outcome = decided(d, await app.run(d))
+        outcome = outcome_of(d, await app.run(d))
     assert (outcome.final_state, outcome.proven) == ("committed", True)
     assert "+def hello_world" in outcome.results[0].diff
 
@@ -90,7 +90,7 @@ async def test_a_change_that_breaks_the_tests_is_not_an_answer(council: Any) -> 
     )
     async with council(script(broken, finish("All is well."))) as app:
         d = app.deliberation("ask", 1)
-        outcome = decided(d, await app.run(d))
+        outcome = outcome_of(d, await app.run(d))
     assert (outcome.final_state, outcome.winner_id) == ("no_winner", "")
 
 
@@ -99,7 +99,7 @@ async def test_reading_until_the_turns_run_out_is_not_an_answer(council: Any) ->
         d = app.deliberation("ask", 1, max_turns=3)
         events = await app.run(d)
     assert outcomes(events) == {ONE: "failed OUT_OF_TURNS"}
-    assert decided(d, events).winner_id == ""
+    assert outcome_of(d, events).winner_id == ""
 
 
 @pytest.mark.parametrize("protocol", [name for name in PROTOCOLS if name != "ask"])
@@ -110,7 +110,7 @@ async def test_finishing_without_a_change_fails_under_other_protocols(
         d = app.deliberation(protocol, 1, rounds=0)
         events = await app.run(d)
     assert set(outcomes(events).values()) == {"failed NO_CHANGES"}
-    assert decided(d, events).winner_id == ""
+    assert outcome_of(d, events).winner_id == ""
 
 
 @pytest.mark.parametrize(
@@ -123,6 +123,6 @@ async def test_an_empty_proposal_wins_only_as_an_answer(
     async with council(script(finish(ANSWER))) as app:
         requesting = app.deliberation("ask", 1)
         events = await app.run(requesting)
-        outcome = decided(app.deliberation(protocol, 1), events)
+        outcome = outcome_of(app.deliberation(protocol, 1), events)
     assert bool(outcome.winner_id) is wins
     assert outcome.final_state == ("answered" if wins else "no_winner")

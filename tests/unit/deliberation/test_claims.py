@@ -78,7 +78,7 @@ async def test_a_completed_task_ends_with_the_test_that_shows_it(native: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("files", "test", "reader", "why"),
+    ("files", "test", "reader", "words"),
     [
         (OPEN, SHOWS, YES, "fail on the base"),
         (DONE, EMPTY, NO, "it checks nothing"),
@@ -87,7 +87,7 @@ async def test_a_completed_task_ends_with_the_test_that_shows_it(native: Any) ->
     ids=["its test fails on the base", "the reader says no", "the reader does not say"],
 )
 async def test_a_claim_without_valid_proof_is_an_unproven_answer(
-    native: Any, files: Any, test: str, reader: str, why: str
+    native: Any, files: Any, test: str, reader: str, words: str
 ) -> None:
     async with native(script({ONE: (writes(test), CLAIM, CLAIM)}, reader), files=files) as app:
         d = app.deliberation("single", 1)
@@ -98,7 +98,7 @@ async def test_a_claim_without_valid_proof_is_an_unproven_answer(
     if (ONE, "already done") in verdicts(events):
         start = "Unproven: it changes no code and claims that the task is already done, but"
         assert any(
-            reason.startswith(start) and why in reason for reason in outcome.results[0].reasons
+            reason.startswith(start) and words in reason for reason in outcome.results[0].reasons
         )
 
 

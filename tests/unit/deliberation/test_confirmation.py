@@ -13,7 +13,7 @@ from moothall.domain.outcome import Outcome
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.tool import Bounds
 from moothall.testing.model import phase_of, seat_of
-from support.council import ONE, TWO, append, by_seat, outcome_from, review, scripted
+from support.council import ONE, TWO, answer_with_approaches, append, by_seat, outcome_from, review
 from support.judged_base import PYTEST, judged_base
 
 OTHER = '\n\ndef hello_world() -> str:\n    return "Hello, " + "World!"\n'
@@ -32,7 +32,7 @@ def hello_world() -> str:
 PREPARED = Prepared(Base("sample", "a" * 40, Profile()), "key", ())
 
 
-def _again(opened: list[str]) -> list[str]:
+def _confirmation_workspaces(opened: list[str]) -> list[str]:
     """Return the names of the workspaces in which deciding tests ran again on an answer."""
     return [name for name in opened if "-check-" in name and name.count("-") > 3]
 
@@ -47,18 +47,20 @@ async def test_only_the_deciding_ones_of_equal_answers_are_confirmed(council: An
     async with council(by_seat(one=append(), two=append(OTHER), three=append(THIRD))) as app:
         deliberation = app.deliberation("vote", max_turns=1)
         outcome = outcome_from(deliberation, await app.run(deliberation))
-    again = _again(app.workspaces.opened)
-    confirmed = len({name.rpartition("-")[0] for name in again})
-    kinds = sorted(name.rpartition("-")[2] for name in again)
+    names = _confirmation_workspaces(app.workspaces.opened)
+    confirmed = len({name.rpartition("-")[0] for name in names})
+    kinds = sorted(name.rpartition("-")[2] for name in names)
     assert kinds == ["2"] * confirmed + ["proof"] * confirmed
     assert confirmed in {1, 2}
     assert outcome.proven
     levels = [result.level for result in outcome.results]
     assert levels[0] == EvidenceLevel.PROVEN
     assert levels.count(EvidenceLevel.PROVEN) == confirmed
-    for other in outcome.results[confirmed:]:
-        assert other.level == EvidenceLevel.UNPROVEN
-        assert any("did not run again" in reason for reason in other.reasons), other.reasons
+    for unconfirmed in outcome.results[confirmed:]:
+        assert unconfirmed.level == EvidenceLevel.UNPROVEN
+        assert any("did not run again" in reason for reason in unconfirmed.reasons), (
+            unconfirmed.reasons
+        )
 
 
 @pytest.mark.e2e
@@ -68,7 +70,7 @@ async def test_answers_that_differ_only_in_comments_or_quotes_share_the_confirma
     async with council(by_seat(one=append(), two=append(COMMENTED), three=append(QUOTED))) as app:
         deliberation = app.deliberation("vote", max_turns=1)
         outcome = outcome_from(deliberation, await app.run(deliberation))
-    assert len(_again(app.workspaces.opened)) == 2
+    assert len(_confirmation_workspaces(app.workspaces.opened)) == 2
     proposed = [result for result in outcome.results if result.diff]
     assert len({result.diff for result in proposed}) >= 2
     assert {result.level for result in proposed} == {EvidenceLevel.PROVEN}
@@ -88,34 +90,34 @@ async def test_a_later_answer_shares_the_confirmation_runs_unless_it_adds_tests(
         first = await base.confirmed({"src/utils.py": files["src/utils.py"] + QUOTED}, evaluator)
         assert first.level is EvidenceLevel.PROVEN
         changed = {"src/utils.py": files["src/utils.py"] + COMMENTED}
-        later = await evaluator.evaluate(base.proposal(changed, 2))
-        assert later.assessment.confirmed
-        assert later.level is EvidenceLevel.PROVEN
+        later_evaluation = await evaluator.evaluate(base.proposal(changed, 2))
+        assert later_evaluation.assessment.confirmed
+        assert later_evaluation.level is EvidenceLevel.PROVEN
         own_test = {"tests/test_more.py": "def test_nothing():\n    pass\n"}
         with_test = await evaluator.evaluate(base.proposal(changed | own_test, 3))
         assert not with_test.assessment.confirmed
 
 
-async def _deliberate(council: Any, two: str) -> Outcome:
+async def _deliberate(council: Any, second_answer: str) -> Outcome:
     """Return the outcome of two seats. Reviews prefer the answer of seat 2."""
 
     def answer(_body: Any, headers: Any) -> Any:
         if phase_of(headers) == "verify":
             return review(9 if seat_of(headers) == ONE else 3)
-        return append() if seat_of(headers) == ONE else append(two)
+        return append() if seat_of(headers) == ONE else append(second_answer)
 
-    async with council(scripted(answer)) as app:
+    async with council(answer_with_approaches(answer)) as app:
         app.workspaces.forgetful = True
         deliberation = app.deliberation("tests_then_verify", 2, max_turns=1)
         return outcome_from(deliberation, await app.run(deliberation))
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("two", [OTHER, THIRD])
+@pytest.mark.parametrize("second_answer", [OTHER, THIRD])
 async def test_an_answer_ranked_first_by_reviews_is_confirmed_at_the_end(
-    council: Any, two: str
+    council: Any, second_answer: str
 ) -> None:
-    outcome = await _deliberate(council, two)
+    outcome = await _deliberate(council, second_answer)
     assert outcome.winner_id == TWO
     assert outcome.proven
 

@@ -81,10 +81,12 @@ def test_a_person_waiting_for_the_coach_has_priority() -> None:
 async def test_reviews_and_approaches_of_a_document_keep_their_phases(council: Any) -> None:
     def answer(body: Mapping[str, Any], headers: Mapping[str, str]) -> str:
         del body
-        own = {"tasks": [{**PLAN["tasks"][0], "description": f"Write it as {seat_of(headers)}."}]}
+        plan_of_seat = {
+            "tasks": [{**PLAN["tasks"][0], "description": f"Write it as {seat_of(headers)}."}]
+        }
         by_phase = {
             "plan": approaches(2),
-            "derive": json.dumps(own),
+            "derive": json.dumps(plan_of_seat),
             "critique": review(7, "Write it"),
         }
         return by_phase[phase_of(headers)]
@@ -143,7 +145,7 @@ async def test_architects_and_the_coach_request_documents() -> None:
         StoryWriter(deliberations, 5, model=True).suggest("Export invoices", LOCAL)
     )
     await deliberations.submitted.wait()
-    (task_id,) = deliberations.known()
+    (task_id,) = deliberations.task_ids()
     assert deliberations.request(task_id).document == "coach"
     result = Result(
         1,
@@ -161,9 +163,9 @@ async def test_architects_and_the_coach_request_documents() -> None:
     assert (await requesting).by == MODEL
 
 
-@pytest.mark.parametrize("around", ["{}", "Here it is:\n```json\n{}\n```", "<story>{}</story>"])
-def test_a_story_is_read_from_a_document(around: str) -> None:
-    text = around.replace("{}", json.dumps(STORY))
+@pytest.mark.parametrize("template", ["{}", "Here it is:\n```json\n{}\n```", "<story>{}</story>"])
+def test_a_story_is_read_from_a_document(template: str) -> None:
+    text = template.replace("{}", json.dumps(STORY))
     assert read_story(text) == StoryDraft(
         "Export invoices", "As a clerk, I want CSV.", ("Given a, when b, then c",)
     )

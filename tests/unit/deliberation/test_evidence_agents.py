@@ -19,7 +19,7 @@ from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.outcome import Outcome
 from moothall.testing.model import Fault, NativeReply, phase_of, seat_of, step_of
-from support.council import ONE, TWO, forever, of, scripted
+from support.council import ONE, TWO, answer_with_approaches, forever, of
 from support.repos import SAMPLE
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
@@ -65,9 +65,9 @@ def turns(*replies: Any) -> Callable[[str], Any]:
     return lambda step: turn_replies[min(int(step.split(".")[1]), len(turn_replies)) - 1]
 
 
-def change(text: str, *more: Any) -> Callable[[str], Any]:
+def change(text: str, *further_calls: Any) -> Callable[[str], Any]:
     """Reply as a seat that makes one change."""
-    return turns((write(text), *more, SUBMIT), (SUBMIT,))
+    return turns((write(text), *further_calls, SUBMIT), (SUBMIT,))
 
 
 def council_of(
@@ -93,7 +93,7 @@ def council_of(
     return answer
 
 
-def decided(app: Any, events: list[Event], d: Any) -> Outcome:
+def outcome_of(app: Any, events: list[Event], d: Any) -> Outcome:
     """Return the collector's decision on the events."""
     state = fold(None, new_event(EventType.DELIBERATION_REQUESTED, d.task_id, dump(d)))
     for event in events:
@@ -115,7 +115,7 @@ async def test_the_test_writer_reproduces_the_answer_of_a_council_of_one(native:
     ) as app:
         d = app.deliberation("single", 1, description=TASK)
         events = await app.run(d)
-    outcome = decided(app, events, d)
+    outcome = outcome_of(app, events, d)
     assert (outcome.winner_id, outcome.evidence_level) == (ONE, EvidenceLevel.REPRODUCED)
     reasons = "\n".join(outcome.results[0].reasons)
     assert (
@@ -144,9 +144,9 @@ async def test_the_test_writer_gets_the_tasks_examples_and_a_list_of_missed_ones
         "discount() is wrong: discount(200, 10) should be 180, and `discount(50, 50)` must return "
         "`25`."
     )
-    one = "from price import discount\n\n\ndef test_a():\n    assert discount(100, 1) == 99\n"
+    test_code = "from price import discount\n\n\ndef test_a():\n    assert discount(100, 1) == 99\n"
     writer = turns(
-        (write(one, "tests/test_a.py"), SUBMIT),
+        (write(test_code, "tests/test_a.py"), SUBMIT),
         (write(TESTS, "tests/test_b.py"), SUBMIT),
         (SUBMIT,),
     )
@@ -164,7 +164,7 @@ async def test_the_test_writer_gets_the_tasks_examples_and_a_list_of_missed_ones
         if message["role"] == "tool" and "None of" in message["content"]
     ]
     assert prompt.endswith(f"None of your tests has these examples of the task:\n{listed}")
-    outcome = decided(app, events, d)
+    outcome = outcome_of(app, events, d)
     assert outcome.evidence_level is EvidenceLevel.REPRODUCED
     assert "tests/test_b.py::test_example" in "\n".join(outcome.results[0].reasons)
 
@@ -186,37 +186,39 @@ async def test_the_test_writer_continues_after_losing_its_workspace(native: Any)
         "discount() is wrong: discount(200, 10) should be 180, and `discount(50, 50)` must return "
         "`25`."
     )
-    one = "from price import discount\n\n\ndef test_a():\n    assert discount(100, 1) == 99\n"
-    lost = _LostOnce()
+    test_code = "from price import discount\n\n\ndef test_a():\n    assert discount(100, 1) == 99\n"
+    broken_once = _LostOnce()
     writer = turns(
-        (write(one, "tests/test_a.py"), SUBMIT),
+        (write(test_code, "tests/test_a.py"), SUBMIT),
         (write(TESTS, "tests/test_b.py"), SUBMIT),
         (SUBMIT,),
     )
 
     def breaking(step: str) -> Any:
         if step.endswith(".2"):
-            lost.add("task-1-test-writer")
+            broken_once.add("task-1-test-writer")
         return writer(step)
 
     async with native(
         council_of(one=change(RIGHT), writer=breaking), files=FILES, evidence=ALL
     ) as app:
-        app.workspaces.broken = lost
+        app.workspaces.broken = broken_once
         d = app.deliberation("single", 1, description=task)
         events = await app.run(d)
         opened = app.workspaces.opened.count("task-1-test-writer")
     assert opened == 2
-    assert "tests/test_b.py::test_example" in "\n".join(decided(app, events, d).results[0].reasons)
+    assert "tests/test_b.py::test_example" in "\n".join(
+        outcome_of(app, events, d).results[0].reasons
+    )
 
 
 async def test_cases_beyond_the_limit_of_the_reader_do_not_count(native: Any) -> None:
-    many = (
+    test_code = (
         "import pytest\nfrom price import discount\n\n\n@pytest.mark.parametrize('n', range(1, "
         "43))\n"
         "def test_many(n):\n    assert discount(100, n) == 100 - n\n"
     )
-    writer = turns((write(many, "tests/test_many.py"), SUBMIT), (SUBMIT,))
+    writer = turns((write(test_code, "tests/test_many.py"), SUBMIT), (SUBMIT,))
     async with native(
         council_of(one=change(RIGHT), writer=writer), files=FILES, evidence=ALL
     ) as app:
@@ -234,25 +236,27 @@ async def test_a_special_cased_answer_loses_because_it_fails_the_test_writers_te
     async with native(answer, files=FILES, evidence=WRITER_ONLY) as app:
         d = app.deliberation("vote", 2, description=TASK)
         events = await app.run(d)
-    outcome = decided(app, events, d)
+    outcome = outcome_of(app, events, d)
     assert (outcome.winner_id, outcome.evidence_level) == (TWO, EvidenceLevel.REPRODUCED)
-    wrong = outcome.results[1]
-    assert wrong.evidence_level is EvidenceLevel.UNPROVEN
+    special_cased = outcome.results[1]
+    assert special_cased.evidence_level is EvidenceLevel.UNPROVEN
     assert any(
         reason == "Fails tests of test-writer: tests/test_discount.py::test_half."
-        for reason in wrong.reasons
+        for reason in special_cased.reasons
     )
 
 
 async def test_a_test_that_contradicts_the_task_is_dropped_with_the_reason(native: Any) -> None:
     odd = "from price import discount\n\n\ndef test_odd():\n    assert discount(200, 10) == 190\n"
     writer = turns((write(odd, "tests/test_discount.py"), SUBMIT), (SUBMIT,))
-    wrong = change(PRICE.replace("return price", "return price - percent"))
+    contradicting = change(PRICE.replace("return price", "return price - percent"))
     read = json.dumps({"dropped": [{"test": 1, "why": "the task says 180"}]})
-    async with native(council_of(read, one=wrong, writer=writer), files=FILES, evidence=ALL) as app:
+    async with native(
+        council_of(read, one=contradicting, writer=writer), files=FILES, evidence=ALL
+    ) as app:
         d = app.deliberation("single", 1, description=TASK)
         events = await app.run(d)
-    outcome = decided(app, events, d)
+    outcome = outcome_of(app, events, d)
     assert outcome.evidence_level is EvidenceLevel.UNPROVEN
     assert any(
         "test_odd: does not fit the task: the task says 180" in reason
@@ -266,7 +270,7 @@ async def test_a_test_that_no_model_could_compare_with_the_task_does_not_count(n
     ) as app:
         d = app.deliberation("single", 1, description=TASK)
         events = await app.run(d)
-    outcome = decided(app, events, d)
+    outcome = outcome_of(app, events, d)
     assert outcome.evidence_level is EvidenceLevel.UNPROVEN
     assert any(
         "no model could compare it with the task" in reason for reason in outcome.results[0].reasons
@@ -281,7 +285,7 @@ async def test_tests_that_fail_on_every_answer_are_reported_and_count_for_nobody
     ) as app:
         d = app.deliberation("single", 1, description=TASK)
         events = await app.run(d)
-    outcome = decided(app, events, d)
+    outcome = outcome_of(app, events, d)
     reasons = "\n".join(outcome.results[0].reasons)
     assert (
         "a test of the test writer fails on every answer: tests/test_discount.py::test_half, so "
@@ -307,15 +311,15 @@ async def test_a_test_that_fails_on_every_answer_refutes_all_if_the_task_require
     native: Any, required: str, level: EvidenceLevel
 ) -> None:
     """Two tests pass on the only answer, and one fails."""
-    same = "def test_same():\n    assert discount(200, 10) < 190\n\n\n"
-    tests = TESTS.replace("def test_zero", f"{same}def test_zero")
+    same_test = "def test_same():\n    assert discount(200, 10) < 190\n\n\n"
+    tests = TESTS.replace("def test_zero", f"{same_test}def test_zero")
     writer = turns((write(tests, "tests/test_discount.py"), SUBMIT), (SUBMIT,))
     council = council_of(required=required, one=change(SPECIAL), writer=writer)
     async with native(council, files=FILES, evidence=ALL) as app:
         d = app.deliberation("single", 1, description=TASK)
         events = await app.run(d)
         calls = [call for call in app.server.requests if "/test-writer/verify/3." in call.call_id]
-    outcome = decided(app, events, d)
+    outcome = outcome_of(app, events, d)
     reasons = "\n".join(outcome.results[0].reasons)
     assert len(calls) == 1
     assert "test_half" in calls[0].prompt
@@ -342,12 +346,12 @@ async def test_changes_of_the_test_writer_outside_tests_are_never_run(native: An
         events = await app.run(d)
     (report,) = reports(events)
     assert "HELPER = True" not in report["diff"]
-    assert decided(app, events, d).evidence_level is EvidenceLevel.UNPROVEN
+    assert outcome_of(app, events, d).evidence_level is EvidenceLevel.UNPROVEN
 
 
-@pytest.mark.parametrize("why", ["proven", "off", "small"])
+@pytest.mark.parametrize("case", ["proven", "off", "small"])
 async def test_the_test_writer_is_skipped_if_proven_or_disabled_or_the_window_is_small(
-    native: Any, why: str
+    native: Any, case: str
 ) -> None:
     files = {
         **FILES,
@@ -359,7 +363,7 @@ async def test_the_test_writer_is_skipped_if_proven_or_disabled_or_the_window_is
         "proven": {"files": files, "evidence": ALL},
         "off": {"files": FILES, "evidence": EvidenceSettings(agents=("tie-breaker", "reviewers"))},
         "small": {"files": FILES, "evidence": ALL, "context_tokens": 12_000},
-    }[why]
+    }[case]
     async with native(council_of(one=change(RIGHT)), **settings) as app:
         events = await app.run(app.deliberation("single", 1, description=TASK))
     assert reports(events) == []
@@ -383,14 +387,14 @@ async def test_a_restart_during_the_test_writers_work_repeats_no_call(native: An
         recorded = [
             event for event in events[: at + 1] if event.type is not EventType.TOOL_FINISHED
         ]
-        again = await app.run(d, Recording.of(recorded))
+        repeated = await app.run(d, Recording.of(recorded))
     fresh = [call.call_id for call in app.server.requests[calls:]]
     assert fresh
     assert not {
         event.data["call_id"] for event in recorded if event.type is EventType.MODEL_CALLED
     } & set(fresh)
     assert all("/test-writer/" in call_id for call_id in fresh)
-    assert reports(again) == reports(events), "the same events, recorded once"
+    assert reports(repeated) == reports(events), "the same events, recorded once"
 
 
 BREAKER_ONLY = EvidenceSettings(agents=("tie-breaker",))
@@ -408,7 +412,7 @@ async def test_the_test_of_the_tie_breaker_decides(native: Any) -> None:
     async with native(answer, files=FILES, evidence=BREAKER_ONLY) as app:
         d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
         events = await app.run(d)
-    outcome = decided(app, events, d)
+    outcome = outcome_of(app, events, d)
     assert (outcome.winner_id, outcome.evidence_level, outcome.undecided) == (
         TWO,
         EvidenceLevel.REPRODUCED,
@@ -442,7 +446,7 @@ async def test_a_tie_breaker_test_that_passes_on_the_base_selects_nothing_and_re
     async with native(answer, files=FILES, evidence=BREAKER_ONLY) as app:
         d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
         events = await app.run(d)
-    outcome = decided(app, events, d)
+    outcome = outcome_of(app, events, d)
     assert (outcome.winner_id, outcome.evidence_level) == (TWO, EvidenceLevel.UNPROVEN)
     assert not outcome.undecided
 
@@ -474,13 +478,13 @@ async def test_a_tie_that_the_tie_breaker_leaves_open_is_reviewed(
         d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
         events = await app.run(d)
     assert len(of(events, EventType.SEAT_REVIEWED)) == 2
-    assert any(reason_text in reason for reason in decided(app, events, d).results[0].reasons)
+    assert any(reason_text in reason for reason in outcome_of(app, events, d).results[0].reasons)
 
 
 REVIEWS = EvidenceSettings(agents=("reviewers",))
 
 
-def reviewed(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def answer_reviews_with(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Reply to calls of the reviewing phases with `answer`, and to the others as two seats with
     equally good answers.
     """
@@ -488,7 +492,7 @@ def reviewed(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda body, headers: (answer if phase_of(headers) == "verify" else seats)(body, headers)
 
 
-def submitted(score: int, **more: str) -> tuple[str, Mapping[str, Any]]:
+def submit_call(score: int, **overrides: str) -> tuple[str, Mapping[str, Any]]:
     fields = {
         "does_the_task": "It does.",
         "breaks": "",
@@ -497,7 +501,7 @@ def submitted(score: int, **more: str) -> tuple[str, Mapping[str, Any]]:
         "unmet": [1],
         "score": score,
     }
-    return ("submit", fields | more)
+    return ("submit", fields | overrides)
 
 
 async def test_a_reviewer_has_the_answer_in_its_workspace_and_tokens_to_reason(native: Any) -> None:
@@ -510,14 +514,16 @@ async def test_a_reviewer_has_the_answer_in_its_workspace_and_tokens_to_reason(n
             return NativeReply((view,), reasoning="word " * 3000)
         special = "180 if" in str(body["messages"][-1])
         review_call = (
-            submitted(1, serves_tests="180 is written into the code") if special else submitted(9)
+            submit_call(1, serves_tests="180 is written into the code")
+            if special
+            else submit_call(9)
         )
         return NativeReply((review_call,), reasoning="word " * 3000)
 
-    async with native(reviewed(review), files=FILES, evidence=REVIEWS) as app:
+    async with native(answer_reviews_with(review), files=FILES, evidence=REVIEWS) as app:
         d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
         events = await app.run(d)
-    outcome = decided(app, events, d)
+    outcome = outcome_of(app, events, d)
     assert outcome.winner_id == ONE
     scores = {
         data["candidate"]: data["review"]["score"] for data in of(events, EventType.SEAT_REVIEWED)
@@ -536,37 +542,39 @@ async def test_a_reviewer_that_never_answers_is_reported_and_not_replaced(
     def review(_body: Any, headers: Any) -> Any:
         if seat_of(headers) == TWO:
             return Fault("status", status=500)
-        return NativeReply((submitted(2),))
+        return NativeReply((submit_call(2),))
 
-    async with native(reviewed(review), files=FILES, evidence=REVIEWS) as app:
+    async with native(answer_reviews_with(review), files=FILES, evidence=REVIEWS) as app:
         d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
         events = await app.run(d)
         call_ids = [
             call.call_id for call in app.server.requests if f"/{TWO}/verify/" in call.call_id
         ]
-    outcome = decided(app, events, d)
+    outcome = outcome_of(app, events, d)
     assert {call_id.rpartition("/")[2] for call_id in call_ids} >= {"1.101", "1.1.2"}, (
         "it is called twice"
     )
     assert any(report["missing"] and report["candidate"] == ONE for report in reports(events))
-    mine = next(result for result in outcome.results if result.seat == ONE)
+    first_result = next(result for result in outcome.results if result.seat == ONE)
     assert any(
         reason.startswith("1 of 1 reviews is missing: review of agent-dev-001 by agent-dev-002")
-        for reason in mine.reasons
+        for reason in first_result.reasons
     )
     assert outcome.undecided
 
 
 async def test_a_silent_reviewer_is_reported_before_the_deadline(native: Any) -> None:
     def review(_body: Any, headers: Any) -> Any:
-        return forever() if seat_of(headers) == TWO else NativeReply((submitted(2),))
+        return forever() if seat_of(headers) == TWO else NativeReply((submit_call(2),))
 
-    async with native(reviewed(review), files=FILES, evidence=REVIEWS) as app:
+    async with native(answer_reviews_with(review), files=FILES, evidence=REVIEWS) as app:
         d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0, seconds=30)
         events = await app.run(d)
     assert any(report["missing"] and report["candidate"] == ONE for report in reports(events))
-    mine = next(result for result in decided(app, events, d).results if result.seat == ONE)
-    assert any("1 of 1 reviews is missing" in reason for reason in mine.reasons)
+    first_result = next(
+        result for result in outcome_of(app, events, d).results if result.seat == ONE
+    )
+    assert any("1 of 1 reviews is missing" in reason for reason in first_result.reasons)
 
 
 async def test_the_test_writers_tests_also_run_on_a_second_wave(native: Any) -> None:
@@ -584,13 +592,13 @@ async def test_the_test_writers_tests_also_run_on_a_second_wave(native: Any) -> 
     async with native(answer, files=FILES, evidence=WRITER_ONLY) as app:
         d = app.deliberation("tournament", 2, description=TASK, rounds=0, max_turns=10)
         events = await app.run(d)
-        written = [
+        writer_calls = [
             call.call_id
             for call in app.server.requests
             if call.call_id.endswith("/test-writer/verify/0.1")
         ]
-    outcome = decided(app, events, d)
-    assert len(written) == 1
+    outcome = outcome_of(app, events, d)
+    assert len(writer_calls) == 1
     assert outcome.evidence_level is EvidenceLevel.REPRODUCED, outcome.results[0].reasons
     assert "price * percent // 100" in outcome.diff
     assert sorted(report["agent"] for report in reports(events)) == [
@@ -613,10 +621,13 @@ async def test_a_missing_review_is_reported_for_models_without_tools(council: An
             }
         )
 
-    async with council(scripted(answer), files=FILES, evidence=ALL) as app:
+    async with council(answer_with_approaches(answer), files=FILES, evidence=ALL) as app:
         d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0, max_turns=1)
         events = await app.run(d)
-    theirs = next(result for result in decided(app, events, d).results if result.seat == TWO)
+    second_result = next(
+        result for result in outcome_of(app, events, d).results if result.seat == TWO
+    )
     assert any(
-        "1 of 1 reviews is missing" in reason and "no review" in reason for reason in theirs.reasons
+        "1 of 1 reviews is missing" in reason and "no review" in reason
+        for reason in second_result.reasons
     )

@@ -68,8 +68,8 @@ def test_only_calls_with_literals_are_read_from_any_docstring(text: str) -> None
 
 
 def test_docstring_examples_are_bounded() -> None:
-    many = "\n".join(f"    sub({number}) == {number}" for number in range(100))
-    assert len(read_docstring_examples(DOCSTRING.format(many), "sub")) == 20
+    many_examples = "\n".join(f"    sub({number}) == {number}" for number in range(100))
+    assert len(read_docstring_examples(DOCSTRING.format(many_examples), "sub")) == 20
     assert read_docstring_examples(DOCSTRING.format(f"    sub('{'a' * 1000}') == 1"), "sub") == ()
 
 

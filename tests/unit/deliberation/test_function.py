@@ -61,8 +61,8 @@ def test_the_prompt_shows_only_the_function_its_file_its_failing_test_and_the_ta
     assert "func (c" not in prompt
 
 
-def reply(text: str, ended: str = "stop") -> ChatReply:
-    return ChatReply(text, ended, Usage())
+def reply(text: str, finish_reason: str = "stop") -> ChatReply:
+    return ChatReply(text, finish_reason, Usage())
 
 
 @pytest.mark.parametrize(
@@ -150,21 +150,21 @@ async def test_a_seat_with_more_turns_gets_its_test_results(council: Any) -> Non
 
 @pytest.mark.e2e  # several runs of pytest
 @pytest.mark.parametrize(
-    ("turns", "most", "attempts"),
+    ("turns", "maxima", "attempts"),
     [(1, (3, 2), [1, 2]), (1, (1, 2), [1]), (1, (3, 3), [1, 2, 3]), (2, (3, 2), [1, 1, 2, 2])],
 )
 async def test_each_attempt_requests_the_function_a_limited_number_of_times(
-    council: Any, turns: int, most: tuple[int, int], attempts: list[int]
+    council: Any, turns: int, maxima: tuple[int, int], attempts: list[int]
 ) -> None:
     answers = iter(
         f'```python\ndef hello_world() -> str:\n    return "{number}"\n```' for number in range(9)
     )
-    limits, own = most
+    limits, own_limit = maxima
 
     async with council(
         lambda _body, _headers: next(answers),
         functions="on",
-        seat_limits=SeatLimits(limits, own, turns),
+        seat_limits=SeatLimits(limits, own_limit, turns),
     ) as app:
         events = await app.run(app.deliberation("single", 1))
     turn_events = of(events, EventType.SEAT_TURN)
@@ -175,7 +175,7 @@ async def test_each_attempt_requests_the_function_a_limited_number_of_times(
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("tests", "shown"),
+    ("tests", "assertions_only"),
     [
         (
             (
@@ -192,7 +192,10 @@ async def test_each_attempt_requests_the_function_a_limited_number_of_times(
         ("", False),
     ],
 )
-def test_only_the_assertions_are_shown_of_tests_that_only_assert(tests: str, shown: bool) -> None:  # noqa: FBT001 - a table's column
+def test_only_the_assertions_are_shown_of_tests_that_only_assert(
+    tests: str,
+    assertions_only: bool,  # noqa: FBT001 - a table's column
+) -> None:
     function = find_function(
         "Complete sub",
         RepositoryContext((("tests/test_a.py", tests),), (("a.py", PYTHON),), "a.py"),
@@ -200,8 +203,8 @@ def test_only_the_assertions_are_shown_of_tests_that_only_assert(tests: str, sho
     )
     assert function is not None
     prompt = function.full_prompt.head[-1].content
-    assert ("# tests/test_a.py must pass:\nassert sub(3, 1) == 2" in prompt) == shown
-    assert ("def test_" in prompt) == (bool(tests) and not shown)
+    assert ("# tests/test_a.py must pass:\nassert sub(3, 1) == 2" in prompt) == assertions_only
+    assert ("def test_" in prompt) == (bool(tests) and not assertions_only)
 
 
 def test_an_import_of_the_functions_own_file_is_removed() -> None:
@@ -219,9 +222,9 @@ def test_an_import_of_the_functions_own_file_is_removed() -> None:
             reply(f"```python\nimport math\n{line}{code}\n```"), function.full_prompt
         ).actions
         assert action.arguments["content"] == f"import math\n{code}"
-    other = f"from abc import sub\nimport ab\n{code}"
-    (action,) = function.read_reply(reply(other), function.full_prompt).actions
-    assert action.arguments["content"] == other
+    full_file = f"from abc import sub\nimport ab\n{code}"
+    (action,) = function.read_reply(reply(full_file), function.full_prompt).actions
+    assert action.arguments["content"] == full_file
 
 
 @pytest.mark.e2e  # executors that run tests
@@ -273,9 +276,9 @@ async def test_a_function_that_passes_half_of_its_tests_is_not_done(council: Any
 
 
 @pytest.mark.e2e  # executors that run tests
-@pytest.mark.parametrize(("lines", "most"), [(3, 512), (400, 1024)])
+@pytest.mark.parametrize(("lines", "max_tokens"), [(3, 512), (400, 1024)])
 async def test_a_reply_is_bounded_by_the_setting_or_by_the_size_of_the_file(
-    council: Any, lines: int, most: int
+    council: Any, lines: int, max_tokens: int
 ) -> None:
     files = {
         **SAMPLE,
@@ -284,7 +287,7 @@ async def test_a_reply_is_bounded_by_the_setting_or_by_the_size_of_the_file(
 
     async with council(lambda _body, _headers: RIGHT, files=files, functions="on") as app:
         await app.run(app.deliberation("single", 1))
-    assert app.server.requests[0].body["max_tokens"] == most
+    assert app.server.requests[0].body["max_tokens"] == max_tokens
 
 
 STUB = 'import math\n\n\n@cache\ndef half(a):\n    """Halve.\n    >>> half(4)\n    2\n    """\n'

@@ -21,7 +21,7 @@ from moothall.domain.ids import TaskKey
 from moothall.domain.text import scrub
 from moothall.telemetry.recording import recording
 from moothall.testing.model import Answer, phase_of, seat_of
-from support.council import ONE, act, append, finish, open_council, review, scripted
+from support.council import ONE, act, answer_with_approaches, append, finish, open_council, review
 from support.repos import SOLUTION
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -35,10 +35,10 @@ def by_phase(propose: str) -> Answer:
             else propose.replace("SEAT", seat_of(headers))
         )
 
-    return scripted(answer)
+    return answer_with_approaches(answer)
 
 
-async def watched(
+async def deliberate_traced(
     app: Any, d: Any, *, content: bool = False
 ) -> tuple[list[Event], list[ReadableSpan]]:
     """Deliberate under a caller's trace; return events and spans."""
@@ -49,7 +49,7 @@ async def watched(
     return events, list(exporter.get_finished_spans())
 
 
-def named(spans: list[ReadableSpan], name: str) -> list[ReadableSpan]:
+def spans_named(spans: list[ReadableSpan], name: str) -> list[ReadableSpan]:
     return [span for span in spans if span.name == name]
 
 
@@ -69,8 +69,8 @@ async def test_one_trace_covers_the_deliberation_and_each_model_and_tool_call(
     tmp_path: Path,
 ) -> None:
     async with open_council(tmp_path, by_phase(append(SOLUTION))) as app:
-        events, spans = await watched(app, app.deliberation("vote", seats=2, max_turns=1))
-        seen = [(call.call_id, call.headers) for call in app.server.requests]
+        events, spans = await deliberate_traced(app, app.deliberation("vote", seats=2, max_turns=1))
+        requests = [(call.call_id, call.headers) for call in app.server.requests]
     assert {f"{span.context.trace_id:032x}" for span in spans if span.context} == {
         CALLER.split("-")[1]
     }
@@ -83,12 +83,13 @@ async def test_one_trace_covers_the_deliberation_and_each_model_and_tool_call(
         "own checks": {"turn"},
         "check": {"deliberation", "seat"},  # those that confirm the first answer come at the end
     }
-    assert len(named(spans, "seat")) == 2
+    assert len(spans_named(spans, "seat")) == 2
     chats = {
-        str((span.attributes or {})["moothall.call_id"]): span for span in named(spans, "chat")
+        str((span.attributes or {})["moothall.call_id"]): span
+        for span in spans_named(spans, "chat")
     }
-    assert set(chats) == {call_id for call_id, _ in seen}
-    for call_id, headers in seen:  # the server's own spans join the call that it answers
+    assert set(chats) == {call_id for call_id, _ in requests}
+    for call_id, headers in requests:  # the server's own spans join the call that it answers
         context = chats[call_id].context
         assert context is not None
         assert headers["traceparent"].split("-")[2] == f"{context.span_id:016x}"
@@ -101,9 +102,9 @@ async def test_one_trace_covers_the_deliberation_and_each_model_and_tool_call(
     assert attributes["gen_ai.usage.input_tokens"] > 0
     assert attributes["gen_ai.usage.cache_read.input_tokens"] >= 0
     assert not [name for name in attributes if name.endswith(".messages")]
-    tool = dict(named(spans, "execute_tool")[0].attributes or {})
+    tool = dict(spans_named(spans, "execute_tool")[0].attributes or {})
     assert tool["gen_ai.operation.name"] == "execute_tool"
-    seat = dict(named(spans, "seat")[0].attributes or {})
+    seat = dict(spans_named(spans, "seat")[0].attributes or {})
     assert (seat["gen_ai.operation.name"], seat["gen_ai.conversation.id"]) == (
         "invoke_agent",
         "task-1",
@@ -131,7 +132,7 @@ async def test_tracing_changes_no_id_and_no_prompt(tmp_path: Path) -> None:
             tmp_path / str(number), by_phase(finish("An old silent pond"))
         ) as app:
             d = app.deliberation("vote", seats=2, repository=None, base_sha=None)
-            events = (await watched(app, d))[0] if traced else await app.run(d)
+            events = (await deliberate_traced(app, d))[0] if traced else await app.run(d)
             runs.append(
                 (
                     {event.id for event in events},
@@ -146,8 +147,8 @@ async def test_prompts_and_answers_are_recorded_if_enabled(tmp_path: Path) -> No
     secret = "ghp_" + "a" * 36
     async with open_council(tmp_path, by_phase(finish(f"pond {secret}"))) as app:
         d = app.deliberation("single", seats=1, repository=None, base_sha=None)
-        _, spans = await watched(app, d, content=True)
-    attributes = dict(named(spans, "chat")[0].attributes or {})
+        _, spans = await deliberate_traced(app, d, content=True)
+    attributes = dict(spans_named(spans, "chat")[0].attributes or {})
     messages = json.loads(str(attributes["gen_ai.input.messages"]))
     assert {message["role"] for message in messages} == {"system", "user"}
     assert "hello_world" in messages[-1]["parts"][0]["content"]
@@ -159,14 +160,15 @@ async def test_prompts_and_answers_are_recorded_if_enabled(tmp_path: Path) -> No
 
 async def test_an_unknown_tool_creates_no_label(tmp_path: Path) -> None:
     calls = telemetry.metrics.TOOL_CALLS
-    before = dict(calls.values)
+    values_before = dict(calls.values)
     hostile = act(("rm -rf / " + "x" * 5000, {}))
     async with open_council(tmp_path, by_phase(hostile)) as app:
-        _, spans = await watched(app, app.deliberation("single", seats=1, max_turns=1))
-    new = {labels for labels, value in calls.values.items() if value != before.get(labels)}
+        _, spans = await deliberate_traced(app, app.deliberation("single", seats=1, max_turns=1))
+    new = {labels for labels, value in calls.values.items() if value != values_before.get(labels)}
     assert new == {("unknown", "invalid")}
     assert {
-        str((span.attributes or {})["gen_ai.tool.name"]) for span in named(spans, "execute_tool")
+        str((span.attributes or {})["gen_ai.tool.name"])
+        for span in spans_named(spans, "execute_tool")
     } == {"unknown"}
 
 
@@ -209,12 +211,15 @@ async def test_model_calls_are_counted_in_metrics(tmp_path: Path) -> None:
         genai[1].counts.get(row, [0])[-1] for row in rows[1:]
     ]
     calls, tokens = telemetry.metrics.MODEL_CALLS, telemetry.metrics.MODEL_TOKENS
-    before = calls.values.get(("scripted", "ok"), 0), tokens.values.get(("scripted", "prompt"), 0)
+    counts_before = (
+        calls.values.get(("scripted", "ok"), 0),
+        tokens.values.get(("scripted", "prompt"), 0),
+    )
     async with open_council(tmp_path, by_phase(finish("pond"))) as app:
         await app.run(app.deliberation("single", seats=1, repository=None, base_sha=None))
         requests = len(app.server.requests)
-    assert calls.values["scripted", "ok"] == before[0] + requests
-    assert tokens.values["scripted", "prompt"] > before[1]
+    assert calls.values["scripted", "ok"] == counts_before[0] + requests
+    assert tokens.values["scripted", "prompt"] > counts_before[1]
     assert telemetry.metrics.MODEL_CALLS_IN_FLIGHT.values[()] == 0
     assert sum(genai[0].counts[rows[0]][:-1]) == earlier[0] + requests
     assert genai[1].counts[rows[1]][-1] > earlier[1]

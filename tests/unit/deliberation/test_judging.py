@@ -47,9 +47,9 @@ async def test_debate_reviews_and_revises_and_keeps_the_original(council: Any) -
     assert {data["candidate"] for data in of(events, EventType.SEAT_REVISED)} == {
         f"{seat}.r1" for seat in (ONE, TWO, THREE)
     }
-    shown = verdicts(events)
-    assert shown[ONE, "tests"] == "failed"
-    assert shown[f"{ONE}.r1", "tests"] == "passed"
+    results = verdicts(events)
+    assert results[ONE, "tests"] == "failed"
+    assert results[f"{ONE}.r1", "tests"] == "passed"
     revision = next(
         call for call in app.server.requests if call.call_id == f"task-1/{ONE}/revise/1.1"
     )
@@ -64,10 +64,10 @@ async def test_a_case_reported_by_one_run_of_a_slow_base_is_not_lost(council: An
     """
     async with council(by_seat(one=append())) as app:
         (base,) = app.prepared.runs.values()
-        once = replace(
+        run_of_base = replace(
             base, cases={**base.cases, "tests/test_utils.py::test_at[12:01:03]": "passed"}
         )
-        app.prepared = replace(app.prepared, runs={"tests": once})
+        app.prepared = replace(app.prepared, runs={"tests": run_of_base})
         events = await app.run(app.deliberation("vote", 1))
     assert verdicts(events)[ONE, "tests"] == "passed"
     (applies, *_) = of(events, EventType.CHECK_FINISHED)
@@ -213,13 +213,13 @@ async def test_a_reader_drops_tests_that_contradict_the_task(
             "from utils import greet\n\n\ndef test_greet():\n    assert greet('A')\n"
         ),
     }
-    own = (
+    wrong_test = (
         "from utils import hello_world\n\n\ndef test_more():\n    assert hello_world() == "
         "'Goodbye'\n"
     )
     with_test = act(
         ("files.append", {"path": "src/utils.py", "content": WRONG}),
-        ("files.write", {"path": "tests/test_more.py", "content": own}),
+        ("files.write", {"path": "tests/test_more.py", "content": wrong_test}),
     )
 
     def answer(body: Any, headers: Any) -> str:
@@ -265,8 +265,8 @@ async def test_a_line_flagged_for_a_person_is_shown_and_decides_nothing(
     ) as app:
         events = await app.run(app.deliberation("single", 1, max_turns=1))
     applies = next(data for data in of(events, EventType.CHECK_FINISHED) if "assessment" in data)
-    looked = ["src/utils.py:9: runs code that cannot be read here"]
-    assert applies["evidence"]["look"] == applies["assessment"]["look"] == looked
+    flagged_lines = ["src/utils.py:9: runs code that cannot be read here"]
+    assert applies["evidence"]["look"] == applies["assessment"]["look"] == flagged_lines
     assert applies["assessment"]["proven"]
 
 

@@ -34,7 +34,7 @@ CASES = {
 }
 
 
-def prepared(milliseconds: int, cases: dict[str, str] | None = None, **run: Any) -> Prepared:
+def prepared_base(milliseconds: int, cases: dict[str, str] | None = None, **run: Any) -> Prepared:
     results = CASES if cases is None else cases
     verdict = Verdict.FAILED if "failed" in results.values() else Verdict.PASSED
     base = CheckRun("tests", verdict, results, duration_ms=milliseconds, **run)
@@ -48,14 +48,14 @@ def patch(*paths: str, tests: tuple[str, ...] = ()) -> Patch:
 
 
 def test_a_quick_suite_runs_completely() -> None:
-    assert list(select_checks(prepared(9000), patch("src/pkg/a.py"), frozenset(), 10)) == [
+    assert list(select_checks(prepared_base(9000), patch("src/pkg/a.py"), frozenset(), 10)) == [
         CheckScope("tests")
     ]
 
 
 def test_a_slow_suite_runs_the_failing_cases_and_those_of_the_changed_module() -> None:
     (scope,) = select_checks(
-        prepared(60_000, durations=dict.fromkeys(CASES, 100)),
+        prepared_base(60_000, durations=dict.fromkeys(CASES, 100)),
         patch("src/pkg/a.py"),
         frozenset(),
         10,
@@ -66,9 +66,9 @@ def test_a_slow_suite_runs_the_failing_cases_and_those_of_the_changed_module() -
 
 
 def test_changed_tests_and_cases_lost_in_the_re_check_are_run_too() -> None:
-    lost = frozenset({"tests/test_b.py::x"})
+    lost_cases = frozenset({"tests/test_b.py::x"})
     change = patch("src/pkg/c.py", "tests/test_new.py", tests=("tests/test_new.py",))
-    (scope,) = select_checks(prepared(60_000), change, lost, 10)
+    (scope,) = select_checks(prepared_base(60_000), change, lost_cases, 10)
     assert scope == CheckScope(
         "tests", False, ("tests/test_b.py::red", "tests/test_b.py::x"), ("tests/test_new.py",)
     )
@@ -101,13 +101,13 @@ def test_nearby_cases_fit_into_the_time_limit() -> None:
         "tests/test_a.py::two": 5000,
     }
     (scope,) = select_checks(
-        prepared(60_000, durations=durations), patch("src/pkg/a.py"), frozenset(), 10
+        prepared_base(60_000, durations=durations), patch("src/pkg/a.py"), frozenset(), 10
     )
     assert scope.cases == ("tests/test_b.py::red", "tests/test_a.py::one")
 
 
 def test_a_slow_check_without_cases_is_left_to_the_re_check_unless_it_failed() -> None:
-    passed = prepared(60_000, {})
+    passed = prepared_base(60_000, {})
     assert list(select_checks(passed, patch("src/pkg/a.py"), frozenset(), 10)) == []
     red = Prepared(
         passed.base, "k", FILES, {"tests": CheckRun("tests", Verdict.FAILED, duration_ms=60_000)}
@@ -126,24 +126,24 @@ def test_a_slow_check_without_cases_is_left_to_the_re_check_unless_it_failed() -
 def test_cases_that_failed_on_the_base_are_always_run(
     cases: dict[str, str], milliseconds: int, paths: set[str]
 ) -> None:
-    base = prepared(milliseconds, cases)
+    base = prepared_base(milliseconds, cases)
     red = {case for case, outcome in cases.items() if outcome == "failed"}
     for item in select_checks(base, patch(*sorted(paths)), frozenset(), 10):
         assert item.complete or red <= set(item.cases) <= set(cases)
 
 
-def run(cases: dict[str, str], **more: Any) -> CheckRun:
-    return CheckRun("tests", Verdict.FAILED, cases, **more)
+def failed_run(cases: dict[str, str], **fields: Any) -> CheckRun:
+    return CheckRun("tests", Verdict.FAILED, cases, **fields)
 
 
 def test_failed_cases_are_shown_with_their_output_and_earlier_failures_as_such() -> None:
-    base = run({"a": "failed", "b": "passed"})
-    now = run(
+    base = failed_run({"a": "failed", "b": "passed"})
+    current = failed_run(
         {"a": "failed", "b": "failed"},
         details={"a": "old trouble", "b": "KeyError: 'x'"},
         output="noise " * 999,
     )
-    text = check_text(now, base, 2000)
+    text = check_text(current, base, 2000)
     assert text.index("Failing since your change: b\nb:\nKeyError: 'x'") < text.index(
         "Failed before your change too: a\na:\nold trouble"
     )
@@ -152,7 +152,7 @@ def test_failed_cases_are_shown_with_their_output_and_earlier_failures_as_such()
 
 def test_without_details_the_end_of_the_output_is_shown() -> None:
     assert "the end" in check_text(
-        run({"a": "failed"}, output="much " * 9999 + "the end"), None, 600
+        failed_run({"a": "failed"}, output="much " * 9999 + "the end"), None, 600
     )
 
 
@@ -163,14 +163,14 @@ def test_a_reached_limit_is_named() -> None:
 
 
 def test_no_seat_is_asked_to_repair_passing_tests() -> None:
-    mended = WorkspaceState(patch("x"), passed=True, proven=True, fixed=("a",))
-    assert verdict_text(mended) == "All checks pass. If the task is done, finish."
+    fixed_state = WorkspaceState(patch("x"), passed=True, proven=True, fixed=("a",))
+    assert verdict_text(fixed_state) == "All checks pass. If the task is done, finish."
     assert "the whole suite runs in the clean re-check" in verdict_text(
         WorkspaceState(patch("x"), passed=True, complete=False)
     )
-    before = WorkspaceState(patch("x"), passed=True, still_failing=("a",))
+    state = WorkspaceState(patch("x"), passed=True, still_failing=("a",))
     assert (
-        verdict_text(before)
+        verdict_text(state)
         == "Nothing fails that did not fail before your change (a). If the task is done, finish."
     )
     assert verdict_text(WorkspaceState(patch("x"))) == "Repair this."
@@ -183,12 +183,12 @@ def test_a_changed_test_file_is_run_in_its_current_version() -> None:
     exist.
     """
     change = patch("tests/test_b.py", tests=("tests/test_b.py",))
-    assert list(select_checks(prepared(60_000), change, frozenset(), 10)) == [
+    assert list(select_checks(prepared_base(60_000), change, frozenset(), 10)) == [
         CheckScope("tests", False, (), ("tests/test_b.py",))
     ]
-    assert list(select_checks(prepared(60_000), patch("tests/test_b.py"), frozenset(), 10)) == [
-        CheckScope("tests", False)
-    ]
+    assert list(
+        select_checks(prepared_base(60_000), patch("tests/test_b.py"), frozenset(), 10)
+    ) == [CheckScope("tests", False)]
 
 
 class Checked(FakeWorkspace):
@@ -220,7 +220,7 @@ class Checked(FakeWorkspace):
         return CheckRun(name, Verdict.PASSED, dict.fromkeys(self.cases_of[tuple(paths)], "passed"))
 
 
-async def look(tmp_path: Path, workspace: Checked, base: Prepared) -> WorkspaceState:
+async def check_state(tmp_path: Path, workspace: Checked, base: Prepared) -> WorkspaceState:
     async with open_app(tmp_path) as app:
         seat = replace(app.seat(), workspace=workspace)
         place = CheckedWorkspace(TurnContext(seat, app.tool_gateway), base)
@@ -256,7 +256,7 @@ async def test_importing_ava_files_run_beside_the_seats_own_test(
     workspace = Checked(
         change, imports, {("test/retry.ts",): ["one", "two"], ("test/new.ts",): ["fixed"]}
     )
-    state = await look(tmp_path, workspace, base)
+    state = await check_state(tmp_path, workspace, base)
     assert workspace.check_calls == [
         (("test/retry.ts",), ("retry \u203a one", "retry \u203a two")),
         (("test/new.ts",), ()),
@@ -276,7 +276,7 @@ async def test_cargo_cases_of_the_changed_module_run_beside_the_seats_own_test(
     base = slow("cargo test", cases, ("src/a.rs", "src/b.rs", "tests/z.rs"))
     change = Patch("0" * 40, "1" * 40, "+x", ("src/a.rs", "tests/new.rs"), ("tests/new.rs",))
     workspace = Checked(change, (), {(): cases[:1], ("tests/new.rs",): ["new tests/new.rs::fixed"]})
-    state = await look(tmp_path, workspace, base)
+    state = await check_state(tmp_path, workspace, base)
     (_, ids), (paths, none) = workspace.check_calls
     assert (ids[0], paths, none) == (cases[0], ("tests/new.rs",), ())
     assert [*state.runs["tests"].cases] == [cases[0], "new tests/new.rs::fixed"]
@@ -290,5 +290,5 @@ async def test_other_runners_run_cases_and_files_in_one_call(tmp_path: Path, com
     )
     paths = ("tests/test_a.py", "tests/test_new.py")
     workspace = Checked(change, (), {paths: ["tests/test_a.py::x", "tests/test_new.py::z"]})
-    await look(tmp_path, workspace, base)
+    await check_state(tmp_path, workspace, base)
     assert workspace.check_calls == [(paths, ("tests/test_a.py::x", "tests/test_new.py"))]

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-t
 COMMITS = ("a" * 40, "b" * 40)
 
 
-def never(_body: Any, _headers: Any) -> Any:
+def fail_if_called(_body: Any, _headers: Any) -> Any:
     raise AssertionError("no model is called for a merge")
 
 
@@ -45,25 +45,25 @@ def solving() -> str:
     old = SAMPLE["src/utils.py"]
     assert isinstance(old, str)
     new = old + SOLUTION
-    count, more = len(old.splitlines()), len(new.splitlines())
+    count, new_count = len(old.splitlines()), len(new.splitlines())
     lines = [f" {line}" for line in old.splitlines()] + [
         f"+{line}" for line in new.splitlines()[count:]
     ]
     head = (
         "diff --git a/src/utils.py b/src/utils.py\n--- a/src/utils.py\n+++ b/src/utils.py\n@@ "
-        f"-1,{count} +1,{more} @@\n"
+        f"-1,{count} +1,{new_count} @@\n"
     )
     return head + "\n".join(lines) + "\n"
 
 
 async def test_a_merge_is_judged_without_a_model(tmp_path: Path) -> None:
-    async with open_council(tmp_path, never) as app:
+    async with open_council(tmp_path, fail_if_called) as app:
         events = await merging(app, solving()).run(app.deliberation("single", 1, merge=COMMITS))
         assert outcomes(events) == {"agent-dev-001": "proposed"}
         assert verdicts(events)["agent-dev-001", "tests"] == "passed"
         assert of(events, EventType.MODEL_CALLED) == []
-        again = await app.run(app.deliberation("single", 1, merge=COMMITS))
-        assert len(of(again, EventType.SEAT_PROPOSED)) == 1
+        repeated = await app.run(app.deliberation("single", 1, merge=COMMITS))
+        assert len(of(repeated, EventType.SEAT_PROPOSED)) == 1
 
 
 async def test_commits_are_merged_into_the_original_base_with_its_hidden_tests(
@@ -75,7 +75,7 @@ async def test_commits_are_merged_into_the_original_base_with_its_hidden_tests(
         bases.append(base.sha)
         return Patch(base.sha, "c" * 40, solving(), ("src/utils.py",))
 
-    async with open_council(tmp_path, never) as app:
+    async with open_council(tmp_path, fail_if_called) as app:
         repositories = replace(app.parts.repositories, merge=merge)
         app.parts = replace(app.parts, repositories=repositories)
         events = await app.run(app.deliberation("single", 1, merge=COMMITS, base_sha="d" * 40))
@@ -87,7 +87,7 @@ async def test_commits_are_merged_into_the_original_base_with_its_hidden_tests(
     ("diff", "end"), [("conflict", "failed MERGE_CONFLICT"), ("", "failed NO_CHANGES")]
 )
 async def test_a_failed_merge_is_reported(tmp_path: Path, diff: str, end: str) -> None:
-    async with open_council(tmp_path, never) as app:
+    async with open_council(tmp_path, fail_if_called) as app:
         events = await merging(app, diff).run(app.deliberation("single", 1, merge=COMMITS))
         assert outcomes(events) == {"agent-dev-001": end}
 

@@ -28,13 +28,13 @@ from support.council import (
     TWO,
     CouncilEnvironment,
     act,
+    answer_with_approaches,
     append,
     finish,
     of,
     open_council,
     outcomes,
     review,
-    scripted,
 )
 from support.repos import SAMPLE
 
@@ -51,7 +51,7 @@ MODELS = Models.of(
 DOWN: Answer = lambda _body, _headers: Fault("status", status=503)  # noqa: E731
 
 
-def planned(role: str = "dev", council: Council | None = None, **fields: Any) -> Deliberation:
+def plan(role: str = "dev", council: Council | None = None, **fields: Any) -> Deliberation:
     return plan_deliberation(
         DeliberationRequest("x", role, **fields),
         LOCAL,
@@ -66,14 +66,14 @@ def test_the_model_of_a_request_takes_precedence_over_seat_council_and_role() ->
     council = Council(
         "qa", (Agent(ONE), seat, Agent(THREE)), CouncilConfig(model_profile="default")
     )
-    assert (planned().model, planned("qa").model) == ("", "large")
-    seat_state = planned("qa", council)
+    assert (plan().model, plan("qa").model) == ("", "large")
+    seat_state = plan("qa", council)
     assert [seat_state.model_of(seat) for seat in seat_state.seats] == ["", "quick", ""]
     assert (
-        planned("qa", council, model="LARGE").model,
-        planned("qa", council, model="LARGE").seat_models,
+        plan("qa", council, model="LARGE").model,
+        plan("qa", council, model="LARGE").seat_models,
     ) == ("large", {})
-    assert planned(model="deep").model == "large"
+    assert plan(model="deep").model == "large"
 
 
 def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
@@ -81,9 +81,9 @@ def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
         InvalidRequest,
         match=r"unknown model_profile 'gpt'; the settings have: default, large \(large\), quick",
     ):
-        planned(model="gpt")
+        plan(model="gpt")
     with pytest.raises(InvalidRequest, match="unknown model_profile 'medium'"):
-        planned(council=Council("dev", (Agent(ONE, Capabilities(model_profile="medium")),)))
+        plan(council=Council("dev", (Agent(ONE, Capabilities(model_profile="medium")),)))
 
 
 @asynccontextmanager
@@ -93,10 +93,11 @@ async def two_models(
     second: Answer,
     *,
     server: dict[str, Any] | None = None,
-    **other: Any,
+    **overrides: Any,
 ) -> AsyncIterator[tuple[CouncilEnvironment, ScriptedModel]]:
-    """Open the environment of a council with a default model and a second one, `large`, with the
-    settings `other`; `server` serves the second one.
+    """Open the environment of a council with a default model and a second one, `large`.
+
+    `overrides` are settings of the second one, and `server` are arguments of its server.
     """
     async with (
         open_council(folder, first) as app,
@@ -104,7 +105,7 @@ async def two_models(
     ):
         default = app.parts.answerers.llm.model_copy(update={"model": "scripted"})
         models = Models.of(
-            default, {"large": LlmSettings(base_url=deep.base_url, model="deep", **other)}
+            default, {"large": LlmSettings(base_url=deep.base_url, model="deep", **overrides)}
         )
         async with open_models(models, app.server.base_url) as opened:
             named = {name: NamedModel(llm, opened[name]) for name, llm in models.named.items()}
@@ -118,14 +119,14 @@ def about_text(app: CouncilEnvironment, **fields: Any) -> Deliberation:
 
 
 def answer(text: str) -> Answer:
-    def say(_body: Any, headers: Any) -> str:
+    def reply(_body: Any, headers: Any) -> str:
         return (
             review(5)
             if "/verify/" in headers["X-Request-Id"] or "/critique/" in headers["X-Request-Id"]
             else finish(text)
         )
 
-    return scripted(say)
+    return answer_with_approaches(reply)
 
 
 async def test_each_seat_calls_its_own_model_and_a_replay_calls_none(tmp_path: Path) -> None:
@@ -228,7 +229,7 @@ async def test_a_conversation_too_long_for_the_server_is_shortened_and_continued
         return append()
 
     files = {**SAMPLE, "notes.txt": "a line of notes\n" * 900}
-    async with open_council(tmp_path, scripted(answer), files=files) as app:
+    async with open_council(tmp_path, answer_with_approaches(answer), files=files) as app:
         events = await app.run(app.deliberation("single", 1))
     assert refused
     assert outcomes(events) == {ONE: "proposed"}
@@ -236,7 +237,7 @@ async def test_a_conversation_too_long_for_the_server_is_shortened_and_continued
 
 async def test_a_seat_continues_after_an_empty_reply(tmp_path: Path) -> None:
     replies = iter((Fault("empty"), Fault("length", text=""), append()))
-    async with open_council(tmp_path, scripted(lambda _b, _h: next(replies))) as app:
+    async with open_council(tmp_path, answer_with_approaches(lambda _b, _h: next(replies))) as app:
         events = await app.run(app.deliberation("single", 1))
     assert outcomes(events) == {ONE: "proposed"}
     calls = [data for data in of(events, EventType.MODEL_CALLED) if data["phase"] == "propose"]

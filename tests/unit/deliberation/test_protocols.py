@@ -24,6 +24,7 @@ from support.council import (
     THREE,
     TWO,
     act,
+    answer_with_approaches,
     append,
     approaches,
     by_seat,
@@ -32,7 +33,6 @@ from support.council import (
     of,
     outcomes,
     review,
-    scripted,
     verdicts,
 )
 from support.repos import SAMPLE, SOLUTION
@@ -53,8 +53,8 @@ async def test_a_vote_of_three_checks_every_proposal(council: Any) -> None:
     ) as app:
         events = await app.run(app.deliberation("vote", max_turns=1))
     assert outcomes(events) == {ONE: "proposed", TWO: "proposed", THREE: "proposed"}
-    shown = verdicts(events)
-    assert shown == {
+    results = verdicts(events)
+    assert results == {
         (ONE, "applies"): "passed",
         (ONE, "tests"): "failed",
         (TWO, "applies"): "passed",
@@ -83,7 +83,7 @@ async def test_a_vote_of_three_checks_every_proposal(council: Any) -> None:
 async def test_built_in_approaches_are_used_if_the_model_lists_none(
     council: Any, plan: str
 ) -> None:
-    async with council(scripted(lambda _b, _h: append(), plan=plan)) as app:
+    async with council(answer_with_approaches(lambda _b, _h: append(), plan=plan)) as app:
         events = await app.run(app.deliberation("vote"))
     started = of(events, EventType.SEAT_STARTED)
     assert {data["approach_source"] for data in started} == {"built-in"}
@@ -250,10 +250,10 @@ async def test_a_stopping_host_reports_no_seat_as_finished_and_another_takes_ove
         task.cancel(HOST_STOPS)
         with pytest.raises(asyncio.CancelledError):
             await task
-        before = await app.events()
-        assert outcomes(before) == {}
+        earlier_events = await app.events()
+        assert outcomes(earlier_events) == {}
         waiting[0] = False
-        events = await app.run(d, Recording.of(before))
+        events = await app.run(d, Recording.of(earlier_events))
     assert set(outcomes(events).values()) == {"proposed"}
     answered = Counter(data["call_id"] for data in of(events, EventType.MODEL_CALLED))
     assert set(answered.values()) == {1}
@@ -339,7 +339,7 @@ async def test_answers_of_single_function_seats_are_not_reviewed(
         text = SOLUTION if seat_of(headers) == ONE else OTHER
         return f"```python\n{text.strip()}\n```" if functions == "on" else append(text)
 
-    async with council(scripted(answer), functions=functions) as app:
+    async with council(answer_with_approaches(answer), functions=functions) as app:
         events = await app.run(app.deliberation("tests_then_verify", 2, max_turns=1))
     assert len(of(events, EventType.SEAT_REVIEWED)) == reviews
 
@@ -366,8 +366,8 @@ async def test_planted_instructions_stay_fenced(council: Any) -> None:
         events = await app.run(d)
     for call in app.server.requests:
         for message in call.body["messages"]:
-            outside = outside_fences(message["content"]) if message["role"] == "user" else ""
-            assert "Ignore the task" not in outside
+            unfenced = outside_fences(message["content"]) if message["role"] == "user" else ""
+            assert "Ignore the task" not in unfenced
     assert [
         item["tool"] for data in of(events, EventType.SEAT_TURN) for item in data["operations"]
     ] == ["files.read"] * 2
@@ -445,9 +445,9 @@ async def test_a_whole_council_is_replayed_from_its_recording_without_a_call(cou
         d = app.deliberation("tests_then_verify", max_turns=1)
         first = await app.run(d)
         calls = len(app.server.requests)
-        again = await app.run(d, Recording.of(first))
+        repeated = await app.run(d, Recording.of(first))
         assert len(app.server.requests) == calls
-    assert {event.id for event in again} == {event.id for event in first}
+    assert {event.id for event in repeated} == {event.id for event in first}
 
 
 async def test_three_of_six_seats_fail_and_the_others_propose(council: Any) -> None:
@@ -455,7 +455,7 @@ async def test_three_of_six_seats_fail_and_the_others_propose(council: Any) -> N
         number = int(seat_of(headers)[-3:])
         return "nonsense" if number % 2 else append(f"{SOLUTION}# {number}\n")
 
-    async with council(scripted(answer, plan=approaches(6))) as app:
+    async with council(answer_with_approaches(answer, plan=approaches(6))) as app:
         events = await app.run(app.deliberation("vote", 6))
     assert Counter(outcomes(events).values()) == {"proposed": 3, "failed MALFORMED_REPLIES": 3}
     assert {call.call_id.split("/")[3][0] for call in app.server.requests} == {"0"}

@@ -47,11 +47,13 @@ FACTS = st.one_of(
 
 
 @given(st.lists(FACTS), st.lists(FACTS))
-def test_progress_never_falls_even_after_a_restart(before: list[Any], after: list[Any]) -> None:
+def test_progress_never_falls_even_after_a_restart(
+    facts_before: list[Any], facts_after: list[Any]
+) -> None:
     first = ProgressEstimate(D)
-    fractions = [data["progress"] for fact in before if (data := first.update(*fact))]
-    again = ProgressEstimate(D, max(fractions, default=0.0))
-    fractions += [data["progress"] for fact in after if (data := again.update(*fact))]
+    fractions = [data["progress"] for fact in facts_before if (data := first.update(*fact))]
+    restarted = ProgressEstimate(D, max(fractions, default=0.0))
+    fractions += [data["progress"] for fact in facts_after if (data := restarted.update(*fact))]
     assert fractions == sorted(fractions)
     assert all(0 <= progress <= 1 for progress in fractions)
 
@@ -86,7 +88,7 @@ def test_a_council_without_an_agent_reports_nothing() -> None:
     assert ProgressEstimate(deliberation()).update(*turn(SEATS[0])) is None
 
 
-def ran(status: str) -> CheckRun:
+def errored_run(status: str) -> CheckRun:
     return CheckRun("tests", Verdict.ERRORED, status=status, usage=ToolUsage(5, 300))
 
 
@@ -104,8 +106,8 @@ def test_an_agent_that_exceeds_its_own_limit_is_stopped_and_the_limit_named(
     with pytest.raises(LimitExceeded, match=rf"code.python hit the agent's own limit \({message}"):
         check_bounds(bounds, [call], {})
     with pytest.raises(LimitExceeded, match="tests hit"):
-        check_bounds(bounds, [], {"tests": ran(status)})
+        check_bounds(bounds, [], {"tests": errored_run(status)})
     # A limit for all is reported to the model, which may act differently.
-    check_bounds(Bounds(), [call], {"tests": ran(status)})
+    check_bounds(Bounds(), [call], {"tests": errored_run(status)})
     check_bounds(bounds, [replace(call, status=ToolStatus.TIMEOUT)], {})
-    assert sum_usage([call], {"tests": ran(status)}) == ToolUsage(9, 300)
+    assert sum_usage([call], {"tests": errored_run(status)}) == ToolUsage(9, 300)

@@ -38,9 +38,11 @@ def test_every_model_call_becomes_an_action_or_an_error_with_a_reason(
 
 def test_a_seat_with_a_shell_has_five_tools_and_one_without_has_its_granted_tools() -> None:
     assert ALL.names == ("bash", "view", "edit", "write", SUBMIT)
-    without = SeatTools.from_specs([spec for spec in CATALOGUE.values() if spec.category != "code"])
-    assert {"files_search", "git_log", "tests_pytest"} < {*without.names}
-    assert not without.has_shell
+    without_shell = SeatTools.from_specs(
+        [spec for spec in CATALOGUE.values() if spec.category != "code"]
+    )
+    assert {"files_search", "git_log", "tests_pytest"} < {*without_shell.names}
+    assert not without_shell.has_shell
 
 
 @pytest.mark.parametrize(

@@ -165,8 +165,14 @@ async def test_a_call_requested_twice_concurrently_is_sent_and_charged_once(tmp_
         request = ChatRequest(
             f"{d.task_id}/-/verify/1.tests.x", (Message("user", "read"),), 100, deadline
         )
-        one, two = await asyncio.gather(model.request_reply(request), model.request_reply(request))
-    assert (one.text, two.text, calls) == ("answer 1", "answer 1", [request.call_id])
+        first_reply, second_reply = await asyncio.gather(
+            model.request_reply(request), model.request_reply(request)
+        )
+    assert (first_reply.text, second_reply.text, calls) == (
+        "answer 1",
+        "answer 1",
+        [request.call_id],
+    )
     assert model.usage_of("-").prompt_tokens == ledger.spent.prompt_tokens == 7
 
 

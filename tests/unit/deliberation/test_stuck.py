@@ -95,8 +95,8 @@ def test_a_repetition_is_detected_within_one_more_round(steps: list[TurnStep], l
     """Whatever came before, a repeated change is a loop, and so is a look repeated twice."""
     last = TurnStep("same", "9", changed=True)
     assert find_stuck_reason([*steps, last, last], limit)
-    look = TurnStep("look", "9")
-    assert find_stuck_reason([*steps, look, look, look], limit)
+    repeated_step = TurnStep("look", "9")
+    assert find_stuck_reason([*steps, repeated_step, repeated_step, repeated_step], limit)
 
 
 @given(st.integers(1, 20), st.integers(2, 4))

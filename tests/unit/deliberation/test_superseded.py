@@ -135,14 +135,14 @@ async def test_a_test_weakened_by_one_author_is_read_again_when_another_changes_
         two={"src/ports.py": RIGHT, "tests/test_ports.py": NEW},
     )
 
-    def read(body: Any, headers: Any) -> Any:
+    def answer_reader(body: Any, headers: Any) -> Any:
         weakened = (
             ".superseded." in step_of(headers)
             and "+    parse_port\n" in body["messages"][-1]["content"]
         )
         return NONE if weakened else answer(body, headers)
 
-    outcome, _, prompts = await run(native, read)
+    outcome, _, prompts = await run(native, answer_reader)
     assert outcome.winner_id == TWO, outcome.results[0].reasons
     assert len(prompts) == 2
 
@@ -161,8 +161,10 @@ async def test_without_the_readers_approval_an_existing_test_counts_as_on_the_ba
 
 
 async def test_a_deleted_test_is_not_submitted_to_the_reader(native: Any) -> None:
-    without = OLD.replace("def test_empty():\n    assert parse_port('') == 0\n\n\n", "")
-    answer = council_of(SUPERSEDED, one={"src/ports.py": RIGHT, "tests/test_ports.py": without})
+    shortened_tests = OLD.replace("def test_empty():\n    assert parse_port('') == 0\n\n\n", "")
+    answer = council_of(
+        SUPERSEDED, one={"src/ports.py": RIGHT, "tests/test_ports.py": shortened_tests}
+    )
     outcome, _, prompts = await run(native, answer, seats=1)
     assert outcome.winner_id == ""
     assert prompts == []

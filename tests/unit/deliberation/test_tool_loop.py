@@ -93,15 +93,15 @@ async def test_sandbox_paths_are_accepted_and_a_folder_is_listed(
         events = await app.run(app.deliberation("single", 1))
     [refused] = of(events, EventType.SEAT_TURN)[0]["refused_calls"]
     assert refused["reason"].startswith("path '/etc/passwd' is absolute")
-    folder, file, edited, outside, wrong = (text for _, text in answers(app, 1))
+    folder, file, edited, outside_path, not_a_file = (text for _, text in answers(app, 1))
     assert folder.startswith("src is a folder with ")
     assert "utils.py" in folder.splitlines()
     assert file.startswith(f"{UTILS}, lines 1 to ")
     assert edited.startswith(f"{UTILS}: ")
-    assert outside.startswith(
+    assert outside_path.startswith(
         "blocked: path '/etc/passwd' is absolute; paths are relative to the workspace"
     )
-    assert wrong == "error: 'src' is a folder, not a file"
+    assert not_a_file == "error: 'src' is a folder, not a file"
 
 
 async def test_each_call_is_answered_by_its_id_and_a_failed_call_stops_no_other(
@@ -127,13 +127,13 @@ async def test_each_call_is_answered_by_its_id_and_a_failed_call_stops_no_other(
 
 
 async def test_invalid_calls_are_answered_with_the_reason(native: Any) -> None:
-    wrong = calls(
+    invalid_calls = calls(
         ("frobnicate", {}),
         ("edit", {"path": UTILS}),
         ("view", "{not json"),
         ("view", {"path": UTILS, "start": 9, "end": 2}),
     )
-    async with native(script(wrong, calls(RIGHT, SUBMIT))) as app:
+    async with native(script(invalid_calls, calls(RIGHT, SUBMIT))) as app:
         events = await app.run(app.deliberation("single", 1))
     texts = [text for _, text in answers(app, 1)]
     assert texts[0].startswith("error: there is no tool 'frobnicate'; there are: ")
@@ -144,10 +144,10 @@ async def test_invalid_calls_are_answered_with_the_reason(native: Any) -> None:
 
 
 async def test_advice_of_a_failed_call_names_the_seats_own_tools(native: Any) -> None:
-    twice = ("write", {"path": "a.py", "content": "x = 1\nx = 1\n"})
+    duplicate_line = ("write", {"path": "a.py", "content": "x = 1\nx = 1\n"})
     edit = {"path": "a.py", "old": "x = 1", "new": "y = 2"}
     first, second = (
-        calls(twice, ("edit", edit), ("view", {"path": 5})),
+        calls(duplicate_line, ("edit", edit), ("view", {"path": 5})),
         calls(("edit", {**edit, "all": True}), RIGHT, SUBMIT),
     )
     async with native(script(first, second)) as app:
@@ -248,11 +248,11 @@ async def test_five_turns_without_progress_are_reported_and_ten_end_the_seat(nat
 
 
 async def test_a_long_conversation_is_compacted_to_notes_and_its_last_turns(native: Any) -> None:
-    looks = [calls(("view", {"path": "long.txt", "start": number})) for number in range(1, 12)]
+    views = [calls(("view", {"path": "long.txt", "start": number})) for number in range(1, 12)]
     files = {**SAMPLE, "long.txt": "x" * 70 + "\n"}
     files["long.txt"] *= 400
     async with native(
-        script(*looks, calls(RIGHT, SUBMIT)), files=files, context_tokens=20_000, max_tokens=1_000
+        script(*views, calls(RIGHT, SUBMIT)), files=files, context_tokens=20_000, max_tokens=1_000
     ) as app:
         events = await app.run(app.deliberation("single", 1, max_turns=40))
     noted = [call for call in app.server.requests if "replaced by notes" in call.prompt]
@@ -260,7 +260,7 @@ async def test_a_long_conversation_is_compacted_to_notes_and_its_last_turns(nati
     last = app.server.requests[-1].body["messages"]
     assert "Your notes on the work so far:\nNOTES" in last[1]["content"]
     assert app.server.requests[-1].prompt.count("Your notes on the work so far") == 1
-    assert len(last) < 2 * len(looks)
+    assert len(last) < 2 * len(views)
     assert outcomes(events) == {ONE: "proposed"}
 
 
@@ -336,9 +336,9 @@ async def test_a_resumed_run_repeats_no_call(native: Any) -> None:
         d = app.deliberation("single", 1)
         events = await app.run(d)
         requests = len(app.server.requests)
-        again = await app.run(d, Recording.of(events))
+        resumed = await app.run(d, Recording.of(events))
         assert len(app.server.requests) == requests
-    assert len(of(again, EventType.SEAT_PROPOSED)) == 1
+    assert len(of(resumed, EventType.SEAT_PROPOSED)) == 1
 
 
 def test_limits_have_the_documented_default_of_turns() -> None:

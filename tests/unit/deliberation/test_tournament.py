@@ -15,7 +15,18 @@ from moothall.domain.event import EventType
 from moothall.domain.evidence import COMPARISON
 from moothall.domain.ids import seat_id
 from moothall.testing.model import phase_of, seat_of
-from support.council import ONE, THREE, TWO, act, append, by_seat, of, outcomes, review, scripted
+from support.council import (
+    ONE,
+    THREE,
+    TWO,
+    act,
+    answer_with_approaches,
+    append,
+    by_seat,
+    of,
+    outcomes,
+    review,
+)
 from support.repos import SAMPLE, SOLUTION
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
@@ -45,8 +56,8 @@ def _judge(prompt: str, best: str) -> str:
         return json.dumps(
             {**SUMMARY, "behaviour": f"hello_world() returns {value[1] if value else '?'}"}
         )
-    shown = re.findall(r"--- answer ([A-Z]) \[\w+\] ---\n(.*?)\n--- end", prompt, re.DOTALL)
-    letters = [letter for letter, text in sorted(shown, key=lambda one: best not in one[1])]
+    answers = re.findall(r"--- answer ([A-Z]) \[\w+\] ---\n(.*?)\n--- end", prompt, re.DOTALL)
+    letters = [letter for letter, text in sorted(answers, key=lambda answer: best not in answer[1])]
     return json.dumps({"why": f"only one returns {best}", "order": letters})
 
 
@@ -58,28 +69,30 @@ async def test_a_second_wave_starts_from_the_original_code_with_notes(council: A
         ("files.append", {"path": "src/utils.py", "content": SOLUTION}),
         ("files.write", {"path": "tests/test_more.py", "content": OWN_TEST}),
     )
-    other = append("\n" + SOLUTION)
+    other_answer = append("\n" + SOLUTION)
 
     def work(body: Any, headers: Any) -> str:
         if phase_of(headers) == "verify":
             return _judge(body["messages"][-1]["content"], "Hello")
         if NOTES in body["messages"][1]["content"]:
-            return second if seat_of(headers) == ONE else other
+            return second if seat_of(headers) == ONE else other_answer
         return append(f"\n\ndef hello_world() -> str:\n    return 'Goodbye {seat_of(headers)}'\n")
 
     def answer(body: Any, headers: Any) -> Any:
         return (
             NOTES
             if "Write the notes" in body["messages"][-1]["content"]
-            else scripted(work)(body, headers)
+            else answer_with_approaches(work)(body, headers)
         )
 
     async with council(answer, files=PASSING) as app:
         events = await app.run(app.deliberation("tournament", 2, max_turns=1, rounds=0))
         first = [call for call in app.server.requests if call.call_id.endswith("/propose/0.1")]
-        again = [call for call in app.server.requests if call.call_id.endswith("/propose/1.1")]
-    assert len(first) == len(again) == 2
-    for call in again:
+        second_wave = [
+            call for call in app.server.requests if call.call_id.endswith("/propose/1.1")
+        ]
+    assert len(first) == len(second_wave) == 2
+    for call in second_wave:
         assert NOTES in call.prompt
         assert "return 'Goodbye" not in call.prompt, "no patch of the first wave is visible"
         assert [message["role"] for message in call.body["messages"]] == ["system", "user"], (
@@ -142,7 +155,7 @@ async def test_tied_answers_are_compared_in_small_groups(council: Any, seats: in
         )
 
     limits = LimitSettings(patience=0, second_wave="off")
-    async with council(scripted(work), files=PASSING, limits=limits) as app:
+    async with council(answer_with_approaches(work), files=PASSING, limits=limits) as app:
         events = await app.run(app.deliberation("tournament", seats, max_turns=1, rounds=0))
         calls = [call for call in app.server.requests if call.call_id.split("/")[2] == "verify"]
     summaries = {
@@ -173,7 +186,7 @@ async def test_a_model_that_always_prefers_the_first_answer_decides_nothing(coun
         return append(SOLUTION if seat_of(headers) == ONE else WRONG)
 
     limits = LimitSettings(patience=0, second_wave="off")
-    async with council(scripted(work), files=PASSING, limits=limits) as app:
+    async with council(answer_with_approaches(work), files=PASSING, limits=limits) as app:
         events = await app.run(app.deliberation("tournament", 2, max_turns=1, rounds=0))
     assert of(events, EventType.SEAT_REVIEWED) == []
 
@@ -190,7 +203,7 @@ async def test_tied_reviews_are_followed_by_a_comparison(
             return _judge(prompt, "Hello, World!")
         return append(WRONG if seat_of(headers) == ONE else SOLUTION)
 
-    async with council(scripted(work), files=PASSING, context_tokens=window) as app:
+    async with council(answer_with_approaches(work), files=PASSING, context_tokens=window) as app:
         events = await app.run(app.deliberation("tests_then_verify", 2, max_turns=1, rounds=0))
     scores = {
         data["candidate"]: data["review"]["score"]
@@ -221,10 +234,10 @@ async def test_an_author_reads_summaries_of_the_other_answers_before_it_revises(
     for prompt in prompts.values():
         assert "answer A of a colleague" in prompt
         assert "agent-dev" not in prompt
-    seen = prompts[TWO].partition("of a colleague")[2]
-    assert "src/utils.py (+" in seen
-    assert "Evidence: self-tested" in seen
-    assert 'return "' not in seen, (
+    summary = prompts[TWO].partition("of a colleague")[2]
+    assert "src/utils.py (+" in summary
+    assert "Evidence: self-tested" in summary
+    assert 'return "' not in summary, (
         "summaries contain no code, not even that printed by a failing test"
     )
     assert "Fails your tests." in prompts[ONE]

@@ -59,18 +59,18 @@ def test_a_story_budget_never_grants_more_than_its_limit(
     limit: Amount, steps: list[tuple[str, Amount, Amount, bool]]
 ) -> None:
     book = BudgetAccount(limit)
-    for key, needed, more, closes in steps:
+    for key, needed, further, closes in steps:
         try:
-            after = book.draw(key, needed, Amount(), more)
+            drawn = book.draw(key, needed, Amount(), further)
         except BudgetExceeded:
-            others = [draw.granted for name, draw in book.draws.items() if name != key]
-            assert not sum(others, needed).fits_within(limit), (
+            other_grants = [draw.granted for name, draw in book.draws.items() if name != key]
+            assert not sum(other_grants, needed).fits_within(limit), (
                 "a call within the budget was refused"
             )
             continue
-        assert needed.fits_within(after.draws[key].granted)
-        assert after.draw(key, needed, Amount(), Amount()).draws[key].granted == needed
-        book = after.close(key, needed) if closes else after
+        assert needed.fits_within(drawn.draws[key].granted)
+        assert drawn.draw(key, needed, Amount(), Amount()).draws[key].granted == needed
+        book = drawn.close(key, needed) if closes else drawn
         assert (book.spent + book.reserved).fits_within(limit)
         assert book.spent + book.reserved + book.left == limit
     assert all(
@@ -99,7 +99,7 @@ def test_amounts_without_a_limit_are_still_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "invalid_budget",
     [
         Budget(tokens=-1),
         Budget(cost_usd=float("inf")),
@@ -107,6 +107,6 @@ def test_amounts_without_a_limit_are_still_counted() -> None:
         Budget(calls=-1),
     ],
 )
-def test_a_budget_has_only_non_negative_numbers(wrong: Budget) -> None:
+def test_a_budget_has_only_non_negative_numbers(invalid_budget: Budget) -> None:
     with pytest.raises(InvalidRequest, match="numbers from 0"):
-        check_budget(wrong)
+        check_budget(invalid_budget)

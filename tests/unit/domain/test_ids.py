@@ -20,9 +20,11 @@ TENANTS = st.one_of(st.just(LOCAL_TENANT), IDS)
 
 @given(IDS, TENANTS, IDS, TENANTS)
 def test_ids_of_two_tenants_never_share_a_key(
-    first: str, one: str, second: str, other: str
+    first: str, first_key: str, second: str, second_key: str
 ) -> None:
-    assert (key_of(first, one) == key_of(second, other)) == ((first, one) == (second, other))
+    assert (key_of(first, first_key) == key_of(second, second_key)) == (
+        (first, first_key) == (second, second_key)
+    )
 
 
 @given(IDS, TENANTS, st.sampled_from(["", "/agent-dev-001/propose/0.1", "-agent-dev-001"]))
@@ -47,11 +49,11 @@ def test_a_key_is_safe_in_every_place(value: str, tenant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "invalid_key",
     ["", "_x", "x_", "a_b_c", "A_b", "a b", "a/b", "../x", "x" * 64, f"a_{'x' * 64}", "a_b\n"],
 )
-def test_an_invalid_key_is_reported(wrong: str) -> None:
+def test_an_invalid_key_is_reported(invalid_key: str) -> None:
     with pytest.raises(InvalidRequest, match="is neither an id nor TENANT_ID"):
-        check_key(wrong, "task_id")
+        check_key(invalid_key, "task_id")
     with pytest.raises(InvalidRequest):
-        check_id(wrong, "task_id")
+        check_id(invalid_key, "task_id")

@@ -1,4 +1,4 @@
-"""Prompts in the log: read as they were sent, and what they share is recorded once."""
+"""Prompts in the log: they are read back as sent, and common parts are recorded once."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ _messages = st.builds(
 
 @given(st.lists(st.lists(_messages, min_size=1, max_size=5), max_size=6))
 def test_a_prompt_is_read_back_as_sent(conversations: list[list[Message]]) -> None:
-    written, reader = Prompts(), Prompts()
-    sent: list[tuple[Message, ...]] = []
+    writer, reader = Prompts(), Prompts()
+    prompts_sent: list[tuple[Message, ...]] = []
     for number, new in enumerate(conversations):
-        sent.append((*(sent[number // 2] if sent else ()), *new))
-        data = json.loads(json.dumps(written.record(f"seat/propose/0.{number}", sent[number])))
+        prompts_sent.append((*(prompts_sent[number // 2] if prompts_sent else ()), *new))
+        data = json.loads(
+            json.dumps(writer.record(f"seat/propose/0.{number}", prompts_sent[number]))
+        )
         prompt = reader.read(f"seat/propose/0.{number}", data)
         assert prompt is not None
-        assert prompt.messages == sent[number]
+        assert prompt.messages == prompts_sent[number]
 
 
 def test_each_message_of_a_conversation_is_recorded_once() -> None:
@@ -67,9 +69,9 @@ def test_seats_share_the_start_of_their_first_message() -> None:
 
 def test_recorded_prompts_are_still_referenced_after_a_restart() -> None:
     data = Prompts().record("seat/propose/0.1", (SYSTEM, TASK))
-    again = Prompts({"seat/propose/0.1": data, "seat/propose/0.2": {"kept": "many"}})
+    restored = Prompts({"seat/propose/0.1": data, "seat/propose/0.2": {"kept": "many"}})
     reply = Message("assistant", "Done.")
-    assert again.record("seat/propose/0.3", (SYSTEM, TASK, reply)) == {
+    assert restored.record("seat/propose/0.3", (SYSTEM, TASK, reply)) == {
         "of": "seat/propose/0.1",
         "kept": 2,
         "messages": [{"role": "assistant", "content": "Done."}],
@@ -108,7 +110,7 @@ EARLIER = (
 
 
 @pytest.mark.parametrize(
-    ("place", "message", "alike"),
+    ("place", "message", "is_same"),
     [
         (0, Message("system", "Today is 2026-11-30. Work in /tmp/d4e5f6."), True),
         (3, Message("tool", "1 error: no space left", call_id="call-7"), True),
@@ -118,10 +120,10 @@ EARLIER = (
         (3, Message("user", "3 failed in 0.21 s"), False),
     ],
 )
-def test_the_same_course_of_another_run(place: int, message: Message, *, alike: bool) -> None:
-    later = [*EARLIER[:place], message, *EARLIER[place + 1 :]]
-    assert is_same_conversation(EARLIER, later) is alike
-    assert not is_same_conversation(EARLIER, later[:-1])
+def test_the_same_course_of_another_run(place: int, message: Message, *, is_same: bool) -> None:
+    changed = [*EARLIER[:place], message, *EARLIER[place + 1 :]]
+    assert is_same_conversation(EARLIER, changed) is is_same
+    assert not is_same_conversation(EARLIER, changed[:-1])
 
 
 def test_long_texts_of_hexadecimal_letters_are_compared_in_linear_time() -> None:

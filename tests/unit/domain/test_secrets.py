@@ -39,10 +39,12 @@ def test_known_secret_formats_are_found(secret: str) -> None:
 
 
 @given(around, st.sampled_from(SECRETS), around, st.sampled_from(SECRETS))
-def test_no_part_of_a_secret_remains(before: str, secret: str, between: str, other: str) -> None:
-    clean = scrub(f"{before} {secret} {between} {other}")
+def test_no_part_of_a_secret_remains(
+    prefix: str, secret: str, between: str, other_secret: str
+) -> None:
+    clean = scrub(f"{prefix} {secret} {between} {other_secret}")
     assert secret not in clean
-    assert other not in clean
+    assert other_secret not in clean
     assert scrub(clean) == clean
 
 
@@ -92,8 +94,8 @@ def test_the_longer_value_is_redacted_first() -> None:
 )
 def test_scrubbing_is_idempotent(text: str, values: list[str]) -> None:
     values = [value for value in values if value not in "redacted"]
-    once = scrub(text, values)
-    assert scrub(once, values) == once
+    scrubbed = scrub(text, values)
+    assert scrub(scrubbed, values) == scrubbed
 
 
 def test_nested_data_is_scrubbed() -> None:
@@ -105,8 +107,8 @@ def test_nested_data_is_scrubbed() -> None:
 
 def test_a_key_after_many_beginnings_is_found_in_linear_time() -> None:
     begin, end = "-----BEGIN PRIVATE KEY-----\n", "-----END PRIVATE KEY-----"
-    many = begin * 200_000
-    assert scrub(f"{many}{begin}QUJD\n{end}.") == f"{many}[redacted]."
+    repeated = begin * 200_000
+    assert scrub(f"{repeated}{begin}QUJD\n{end}.") == f"{repeated}[redacted]."
     assert "QUJD" not in scrub(f"-{begin}-QUJD\n-{end}")
 
 
@@ -116,14 +118,16 @@ def test_a_key_after_many_beginnings_is_found_in_linear_time() -> None:
     st.text(st.characters(exclude_categories=["Cs"]), min_size=6, max_size=12),
     st.integers(0, 1),
 )
-def test_the_quick_check_misses_no_secret(before: str, secret: str, own: str, count: int) -> None:
-    values = (own,) * count
+def test_the_quick_check_misses_no_secret(
+    prefix: str, secret: str, configured_secret: str, count: int
+) -> None:
+    values = (configured_secret,) * count
     for data in (
-        {"a": [before + secret]},
+        {"a": [prefix + secret]},
         {secret: 1},
-        {"a": before + own},
-        {"url": f"https://me:{own}@host"},
-        {"a": before},
+        {"a": prefix + configured_secret},
+        {"url": f"https://me:{configured_secret}@host"},
+        {"a": prefix},
     ):
         raw = json.dumps(data, ensure_ascii=False)
         assert may_hold_secrets(raw, values) or scrub_all(data, values) == data
@@ -133,7 +137,7 @@ TOKEN = "ghp_" + "a1B2" * 9
 
 
 @pytest.mark.parametrize(
-    ("diff", "brings"),
+    ("diff", "has_secret"),
     [
         (f"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+KEY = '{TOKEN}'\n", True),
         (f"--- a/x\n+++ b/x\n@@ -1 +1 @@\n+++ {TOKEN}\n", True),
@@ -147,8 +151,8 @@ TOKEN = "ghp_" + "a1B2" * 9
         ("+headers = {'Authorization': 'Bearer abcdefghijklmnop'}\n", False),
     ],
 )
-def test_secrets_added_by_a_diff_are_found(diff: str, brings: bool) -> None:  # noqa: FBT001 - of a table
-    assert brings_secret(diff, lambda text: scrub(text, ("own-value-1",))) is brings
+def test_secrets_added_by_a_diff_are_found(diff: str, has_secret: bool) -> None:  # noqa: FBT001 - of a table
+    assert brings_secret(diff, lambda text: scrub(text, ("own-value-1",))) is has_secret
 
 
 def test_a_diff_with_a_masked_line_is_recognised() -> None:

@@ -34,9 +34,9 @@ def test_the_interval_moves_with_the_count_and_narrows_with_the_total(
     count, total = counts
     low, high = wilson(count, total)
     if count < total:
-        more = wilson(count + 1, total)
-        assert more[0] > low
-        assert more[1] >= high
+        next_interval = wilson(count + 1, total)
+        assert next_interval[0] > low
+        assert next_interval[1] >= high
     wider = wilson(4 * count, 4 * total)
     assert wider[1] - wider[0] < high - low
     mirrored = wilson(total - count, total)
@@ -57,7 +57,7 @@ def test_the_interval_of_a_mean_contains_it_and_is_within_the_values(values: lis
 
 
 def _row(
-    config: str, *, solved: bool, level: str, right: bool = False, tokens: int = 100, **more: Any
+    config: str, *, solved: bool, level: str, right: bool = False, tokens: int = 100, **fields: Any
 ) -> dict[str, Any]:
     winner = "agent-dev-001" if level else ""
     row = {
@@ -72,7 +72,7 @@ def _row(
     return (
         row
         | {"seconds": 10.0, "undecided": False, "candidates": [{"solved": solved or right}]}
-        | more
+        | fields
     )
 
 

@@ -28,21 +28,23 @@ async def test_tasks_of_other_repositories_and_deleted_tasks_do_not_count(tmp_pa
     repositories = RepositoryService(tmp_path / "data", WorkspaceSettings(), _prepare)
     entry = await repositories.register(str(repo.path))
     folder = tmp_path / "evaluation"
-    looked = Lines(folder / COMMITS)
-    own = Task("shop-1", entry.origin, repo.head, newer, "Fix it", {"tests": ("t::x",)}, "diff")
-    other = replace(own, id="other-1", repository="/other", commit="c" * 40)
-    for task in (other, own):
+    rejected = Lines(folder / COMMITS)
+    own_task = Task(
+        "shop-1", entry.origin, repo.head, newer, "Fix it", {"tests": ("t::x",)}, "diff"
+    )
+    other_task = replace(own_task, id="other-1", repository="/other", commit="c" * 40)
+    for task in (other_task, own_task):
         write_task(folder, task)
-        looked.add(
+        rejected.add(
             {"repository": task.repository, "commit": task.commit, "why": "", "task": task.id}
         )
     # No commit here changes tests, so nothing runs.
     miner = Miner(
-        repositories, Judge(repositories, cast("Any", None)), folder, looked, lambda _: None
+        repositories, Judge(repositories, cast("Any", None)), folder, rejected, lambda _: None
     )
-    assert await miner.mine_tasks(RepositoryRef(id=entry.id), 1, 10) == [own]
-    assert not [*looked.of(commit=older)]
+    assert await miner.mine_tasks(RepositoryRef(id=entry.id), 1, 10) == [own_task]
+    assert not [*rejected.of(commit=older)]
     (folder / "tasks" / "shop-1.json").unlink()
     assert await miner.mine_tasks(RepositoryRef(id=entry.id), 1, 10) == []
-    assert len([*looked.of(commit=newer)]) == 1
-    assert [row["why"] for row in looked.of(commit=older)] == ["it changes no source"]
+    assert len([*rejected.of(commit=newer)]) == 1
+    assert [row["why"] for row in rejected.of(commit=older)] == ["it changes no source"]

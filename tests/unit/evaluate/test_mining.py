@@ -19,7 +19,7 @@ _MESSAGES = "Fix the rounding of negative prices"
 
 
 @pytest.mark.parametrize(
-    ("paths", "why"),
+    ("paths", "reason"),
     [
         (("shop/price.py", "tests/test_price.py"), ""),
         (("src/price.ts", "src/price.test.ts"), ""),
@@ -36,8 +36,8 @@ _MESSAGES = "Fix the rounding of negative prices"
         ),
     ],
 )
-def test_a_commit_must_change_source_and_tests(paths: tuple[str, ...], why: str) -> None:
-    assert reject_commit(Commit("a" * 40, ("b" * 40,), _MESSAGES, paths)) == why
+def test_a_commit_must_change_source_and_tests(paths: tuple[str, ...], reason: str) -> None:
+    assert reject_commit(Commit("a" * 40, ("b" * 40,), _MESSAGES, paths)) == reason
 
 
 def test_merges_root_commits_and_short_messages_are_dropped() -> None:
@@ -105,29 +105,35 @@ def test_an_endless_message_is_cut() -> None:
     assert len(text) <= 4000
 
 
-def _run(output: str = "", status: str = "success", **cases: str) -> CheckRun:
+def _check_run(output: str = "", status: str = "success", **cases: str) -> CheckRun:
     return CheckRun("tests", Verdict.FAILED, cases=cases, output=output, status=status)
 
 
 def test_cases_that_fail_before_and_pass_after_the_commit_count() -> None:
     before, after = (
-        _run(a="failed", b="passed", c="failed"),
-        _run(a="passed", b="passed", c="failed", d="passed"),
+        _check_run(a="failed", b="passed", c="failed"),
+        _check_run(a="passed", b="passed", c="failed", d="passed"),
     )
-    hidden_cases = compare_runs(_run(b="passed"), before, after, _MESSAGES)
+    hidden_cases = compare_runs(_check_run(b="passed"), before, after, _MESSAGES)
     assert hidden_cases == HiddenCases(("a",), ("b",))
 
 
 def test_a_case_changed_by_the_commit_counts() -> None:
     """It passes on the parent as it was, fails there as it is, and passes on the commit."""
     hidden_cases = compare_runs(
-        _run(a="passed", b="passed"), _run(a="failed"), _run(a="passed", b="passed"), _MESSAGES
+        _check_run(a="passed", b="passed"),
+        _check_run(a="failed"),
+        _check_run(a="passed", b="passed"),
+        _MESSAGES,
     )
     assert hidden_cases == HiddenCases(("a",), ("b",))
 
 
 def test_a_missing_name_counts_if_the_text_mentions_it() -> None:
-    before, after = _run("ImportError: cannot import name 'half' from 'shop'"), _run(a="passed")
+    before, after = (
+        _check_run("ImportError: cannot import name 'half' from 'shop'"),
+        _check_run(a="passed"),
+    )
     assert compare_runs(None, before, after, "Add half() for prices").fixed == ("a",)
     assert (
         compare_runs(None, before, after, "Add a function for prices").reason
@@ -136,32 +142,32 @@ def test_a_missing_name_counts_if_the_text_mentions_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "why"),
+    ("before", "after", "reason"),
     [
-        (_run(a="passed"), _run(a="passed"), commit_rules.PASSES_BEFORE),
-        (_run(a="failed"), _run(a="failed"), commit_rules.FAILS_AFTER),
-        (_run(a="failed"), _run(), commit_rules.NO_CASES),
-        (_run(a="failed", status="timeout"), _run(a="passed"), commit_rules.UNNAMED),
-        (_run(a="skipped"), _run(a="passed"), commit_rules.PASSES_BEFORE),
+        (_check_run(a="passed"), _check_run(a="passed"), commit_rules.PASSES_BEFORE),
+        (_check_run(a="failed"), _check_run(a="failed"), commit_rules.FAILS_AFTER),
+        (_check_run(a="failed"), _check_run(), commit_rules.NO_CASES),
+        (_check_run(a="failed", status="timeout"), _check_run(a="passed"), commit_rules.UNNAMED),
+        (_check_run(a="skipped"), _check_run(a="passed"), commit_rules.PASSES_BEFORE),
     ],
 )
 def test_useless_commits_are_rejected_with_a_reason(
-    before: CheckRun, after: CheckRun, why: str
+    before: CheckRun, after: CheckRun, reason: str
 ) -> None:
     hidden_cases = compare_runs(None, before, after, _MESSAGES)
-    assert (hidden_cases.fixed, hidden_cases.reason) == ((), why)
+    assert (hidden_cases.fixed, hidden_cases.reason) == ((), reason)
 
 
 def test_flaky_cases_do_not_count() -> None:
     hidden_cases = HiddenCases(("a", "b"), ("c", "d"))
     steady = steady_cases(
         hidden_cases,
-        [_run(a="failed", b="passed")],
-        [_run(a="passed", b="passed", c="passed", d="failed")],
+        [_check_run(a="failed", b="passed")],
+        [_check_run(a="passed", b="passed", c="passed", d="failed")],
     )
     assert steady == HiddenCases(("a",), ("c",))
     assert (
-        steady_cases(hidden_cases, [_run(a="passed")], [_run(a="passed")]).reason
+        steady_cases(hidden_cases, [_check_run(a="passed")], [_check_run(a="passed")]).reason
         == commit_rules.UNSTEADY
     )
 

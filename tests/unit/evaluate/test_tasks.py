@@ -44,9 +44,9 @@ def test_an_incomplete_last_line_is_dropped_on_writing_and_kept_on_reading(
     lines.add({"task": "a"})
     with path.open("a", encoding="utf-8") as file:
         file.write('{"task": "b')
-    before = path.read_bytes()
+    content_before = path.read_bytes()
     lines = Lines(path)
-    assert ([row["task"] for row in lines.rows], path.read_bytes()) == (["a"], before)
+    assert ([row["task"] for row in lines.rows], path.read_bytes()) == (["a"], content_before)
     lines.add({"task": "c"})
     assert [row["task"] for row in Lines(path).rows] == ["a", "c"]
 

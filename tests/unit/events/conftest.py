@@ -26,8 +26,8 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]
         yield url
 
 
-async def emptied(url: str) -> str:
-    """Forget all that a server holds."""
+async def empty_server(url: str) -> str:
+    """Delete all streams of a server, and return its URL."""
     async with connection(BusSettings(), url, on_lost=lambda: None) as client:
         js = client.jetstream()
         for stream in await js.streams_info():
@@ -37,7 +37,7 @@ async def emptied(url: str) -> str:
 
 @pytest.fixture(params=["memory", pytest.param("jetstream", marks=pytest.mark.e2e)])
 def opened(request: pytest.FixtureRequest) -> Opened:
-    """Opens the bus under test, with settings and the operator's secrets as named."""
+    """Return a function that opens the bus under test with these settings and secrets."""
     url: str = "" if request.param == "memory" else request.getfixturevalue("server")
 
     @asynccontextmanager
@@ -50,16 +50,18 @@ def opened(request: pytest.FixtureRequest) -> Opened:
     async def jetstream(
         settings: BusSettings, secrets: tuple[str, ...], limits: BusLimits
     ) -> AsyncIterator[AnyBus]:
-        async with open_bus(settings, await emptied(url), secrets=secrets, limits=limits) as bus:
+        async with open_bus(
+            settings, await empty_server(url), secrets=secrets, limits=limits
+        ) as bus:
             yield bus
 
     def open_any(
-        secrets: tuple[str, ...] = (), **given: Any
+        secrets: tuple[str, ...] = (), **options: Any
     ) -> AbstractAsyncContextManager[AnyBus]:
-        names = {field.name for field in fields(BusLimits)} & set(given)
-        limits = {"retry_seconds": 0.01} | {name: given.pop(name) for name in names}
+        names = {field.name for field in fields(BusLimits)} & set(options)
+        limits = {"retry_seconds": 0.01} | {name: options.pop(name) for name in names}
         return (memory if request.param == "memory" else jetstream)(
-            BusSettings(**given), secrets, BusLimits(**limits)
+            BusSettings(**options), secrets, BusLimits(**limits)
         )
 
     return open_any

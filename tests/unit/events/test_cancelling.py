@@ -1,6 +1,4 @@
-"""Whoever is cancelled ends, whenever that happens: also in the moment in which the server's answer
-arrives.
-"""
+"""A cancelled call ends at any time, even at the moment when the server's answer arrives."""
 
 from __future__ import annotations
 
@@ -58,8 +56,8 @@ ACTS: dict[str, Act] = {
 
 
 async def after_answers(bus: JetStreamBus, answers: int, turns: int) -> None:
-    """Return this many turns of the loop after this many messages came in, or when no more seem to
-    come.
+    """Return this many turns of the loop after this many messages have arrived, or if no more
+    arrive.
     """
     until = bus._client.stats["in_msgs"] + answers
     for _ in range(1000):
@@ -84,16 +82,16 @@ async def test_a_cancellation_is_never_lost(act: Act, server: str) -> None:
         asyncio.TaskGroup() as group,
     ):
         await bus.put("key", {"large": "x" * 5000})
-        others = asyncio.all_tasks()
+        tasks_before = asyncio.all_tasks()
         for answers, turns in itertools.product(range(5), range(8)):
             task = group.create_task(for_ever(bus))
             await after_answers(bus, answers, turns)
             task.cancel()
             await asyncio.wait([task], timeout=10)
-            left = asyncio.all_tasks() - others
+            left = asyncio.all_tasks() - tasks_before
             failed = bool(left)
-            for each in left:
-                # where one waits for nothing but the next message it heeds a second cancellation
-                each.cancel()
+            for leftover in left:
+                # a task that only waits for the next message obeys a second cancellation
+                leftover.cancel()
             assert not left
-            await asyncio.sleep(0.005)  # for answers to what was cancelled
+            await asyncio.sleep(0.005)  # for answers to cancelled calls

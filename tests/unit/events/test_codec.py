@@ -15,8 +15,8 @@ from moothall.testing.bus import MemoryBlobs
 
 
 def packer(limit: int) -> EnvelopeCodec:
-    kept = MemoryBlobs()
-    return EnvelopeCodec(kept.put, kept.get, limit)
+    blobs = MemoryBlobs()
+    return EnvelopeCodec(blobs.put, blobs.get, limit)
 
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -153,9 +153,9 @@ def test_data_that_json_cannot_represent_is_refused() -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    for wrong in (float("nan"), object(), deep):
+    for invalid_value in (float("nan"), object(), deep):
         with pytest.raises(InvalidRequest, match="cannot be written as JSON"):
-            codec.encode(new_event(EventType.SEAT_TURN, "t", {"x": wrong}))
+            codec.encode(new_event(EventType.SEAT_TURN, "t", {"x": invalid_value}))
 
 
 async def test_deeply_nested_data_is_refused_when_packing() -> None:
@@ -201,7 +201,7 @@ async def test_a_damaged_blob_is_detected() -> None:
         await envelope.restore(store.get, small)
 
 
-@pytest.mark.parametrize("wrong", [1, "../../etc/passwd", "a" * 63, "*" * 64, None])
-async def test_a_reference_must_be_a_sha256(wrong: Any) -> None:
+@pytest.mark.parametrize("reference", [1, "../../etc/passwd", "a" * 63, "*" * 64, None])
+async def test_a_reference_must_be_a_sha256(reference: Any) -> None:
     with pytest.raises(InvalidRequest, match="is not the sha256 of a stored value"):
-        await envelope.restore(MemoryBlobs().get, {"a": {"$blob": wrong}})
+        await envelope.restore(MemoryBlobs().get, {"a": {"$blob": reference}})

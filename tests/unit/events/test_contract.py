@@ -1,4 +1,4 @@
-"""What every bus does: the same cases on the one in memory and on a real nats-server."""
+"""The contract of every bus: the same cases on the in-memory bus and on a real nats-server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moothall.testing.bus_contract import BusContract, consuming, letters, seat
 
 
 class TestAnyBus(BusContract):
-    """The bus in memory and NATS."""
+    """The in-memory bus and NATS."""
 
 
 async def test_both_buses_satisfy_the_ports(opened: Any) -> None:
@@ -34,19 +34,19 @@ async def test_both_buses_satisfy_the_ports(opened: Any) -> None:
         ):
             assert callable(port)
 
-    def typed(real: JetStreamBus, memory: MemoryBus) -> None:  # what mypy checks
-        for each in (real, memory):
-            _bus: ports.Bus = each
+    def assign_to_ports(real: JetStreamBus, memory: MemoryBus) -> None:  # checked by mypy
+        for implementation in (real, memory):
+            _bus: ports.Bus = implementation
 
 
 async def test_large_values_are_stored_outside_the_message(opened: Any) -> None:
-    big, many = "x" * 60_000 + "ü", ["y" * 600] * 30
+    big, parts = "x" * 60_000 + "ü", ["y" * 600] * 30
     async with opened(blob_bytes=10_000) as bus:
-        await bus.publish(seat(1, answer=big, parts=many))
+        await bus.publish(seat(1, answer=big, parts=parts))
         await bus.publish(seat(2, answer=big))
         first, second = [r.event.data async for r in bus.replay([Channel.RESULTS.all])]
         assert first["answer"] == second["answer"] == big
-        assert first["parts"] == many
+        assert first["parts"] == parts
         stored = [raw async for raw in bus.raw("EVENTS")]
         assert all(len(raw.data) < 10_000 for raw in stored)
         await bus.put("task-1", {"diff": big})
@@ -54,16 +54,16 @@ async def test_large_values_are_stored_outside_the_message(opened: Any) -> None:
 
 
 async def test_a_reference_to_a_missing_blob_is_dead_lettered(opened: Any) -> None:
-    lost = (
+    raw_message = (
         b'{"specversion":"1.0","id":"1","type":"moothall.seat.turn","source":"x","data":{"a":{"$blob":"%s"}}}'
         % (b"a" * 64)
     )
 
-    async def unreached(recorded: Recorded) -> None:
+    async def fail_on_event(recorded: Recorded) -> None:
         raise AssertionError(recorded)
 
-    async with opened() as bus, consuming(bus, "collector", unreached):
-        await bus.put_raw("agent.results.task-1", lost)
+    async with opened() as bus, consuming(bus, "collector", fail_on_event):
+        await bus.put_raw("agent.results.task-1", raw_message)
         [letter] = await letters(bus, 1)
         assert letter.code == "NOT_FOUND"
 

@@ -12,13 +12,17 @@ from moothall.testing.bus import MemoryBus
 
 
 class Records(MemoryBus):
-    """A stream that says how much it has, and gives what it can read."""
+    """A stream that reports its number of messages, some of which cannot be read."""
 
     def __init__(
-        self, subjects: Sequence[str], gone: set[int], first: int = 1, removed: Sequence[int] = ()
+        self,
+        subjects: Sequence[str],
+        missing: set[int],
+        first: int = 1,
+        removed: Sequence[int] = (),
     ) -> None:
         super().__init__()
-        self._subjects, self._gone, self._from, self._removed = subjects, gone, first, removed
+        self._subjects, self._missing, self._from, self._removed = subjects, missing, first, removed
 
     async def state(self, stream: str) -> StreamState:
         assert stream == "EVENTS"
@@ -33,7 +37,7 @@ class Records(MemoryBus):
     ) -> AsyncIterator[Raw]:
         assert not after_seq
         for seq, name in enumerate(self._subjects, self._from):
-            if seq not in self._gone:
+            if seq not in self._missing:
                 yield Raw(seq, name, NO_HEADERS, b"{}", datetime.now(UTC))
 
 
@@ -54,7 +58,7 @@ async def test_a_complete_log_is_reported_as_complete() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gone", "concerned"),
+    ("missing", "concerned"),
     [
         ({3}, {"a": (3,), "b": (3,)}),
         ({5}, {"b": (5,)}),
@@ -63,11 +67,11 @@ async def test_a_complete_log_is_reported_as_complete() -> None:
     ],
 )
 async def test_a_gap_is_reported_with_the_affected_tasks(
-    gone: set[int], concerned: dict[str, tuple[int, ...]]
+    missing: set[int], concerned: dict[str, tuple[int, ...]]
 ) -> None:
-    report = await check_log(Records(LOG, gone))
+    report = await check_log(Records(LOG, missing))
     assert not report.is_complete
-    assert (report.missing, report.concerned) == (tuple(sorted(gone)), concerned)
+    assert (report.missing, report.concerned) == (tuple(sorted(missing)), concerned)
     assert "NOT complete" in str(report)
 
 
@@ -83,13 +87,13 @@ async def test_pruned_records_are_not_missing() -> None:
 
 
 async def test_deliberately_removed_records_are_not_missing() -> None:
-    """As `moothall rm` does with all of one deliberation."""
+    """Removed like all messages of a deliberation by `moothall rm`."""
     assert (await check_log(Records(LOG, {2, 5}, removed=(2, 5)), expected_last=6)).is_complete
     assert (await check_log(Records(LOG, {2, 5}, removed=(2,)))).missing == (5,)
 
 
 @given(st.sets(st.integers(2, 40)))
-async def test_every_gap_after_the_first_record_is_found(gone: set[int]) -> None:
-    report = await check_log(Records(["agent.results.a"] * 40, gone))
-    assert set(report.missing) == gone
-    assert report.lost == len(gone)
+async def test_every_gap_after_the_first_record_is_found(missing: set[int]) -> None:
+    report = await check_log(Records(["agent.results.a"] * 40, missing))
+    assert set(report.missing) == missing
+    assert report.lost == len(missing)

@@ -1,6 +1,4 @@
-"""One holder at a time, whatever the clocks do, however slow the bus is, and whoever stands
-still.
-"""
+"""A lease has one holder at a time, despite wrong clocks, a slow bus and stalled processes."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ SECONDS = 6.0
 
 
 class World:
-    """Time, as a test has it pass."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -30,8 +28,8 @@ class World:
 
 
 class Far:
-    """A bucket that a process reaches with delays, and not always; some of what it wrote is stored
-    though it hears nothing.
+    """A bucket behind an unreliable connection: calls are delayed or lost, and a lost write may
+    have been stored.
     """
 
     def __init__(self, bucket: MemoryBucket, world: World) -> None:
@@ -41,11 +39,11 @@ class Far:
         self.lost = ""
 
     async def get_with_revision(self, key: str) -> tuple[Mapping[str, Any] | None, int]:
-        found = await self._bucket.get_with_revision(key)
+        entry = await self._bucket.get_with_revision(key)
         self._world.now += self.delay
         if self.lost == "read":
             raise BusUnavailable("nobody answers")
-        return found
+        return entry
 
     async def replace(self, key: str, document: Mapping[str, Any], revision: int) -> None:
         self._world.now += self.delay
@@ -57,9 +55,9 @@ class Far:
             raise BusUnavailable("nobody answers")
 
 
-def two(world: World, bucket: MemoryBucket) -> list[tuple[Lease, Far]]:
-    ways = [Far(bucket, world) for _ in range(3)]
-    return [(Lease(way, "graph", SECONDS, clock=world), way) for way in ways]  # type: ignore[arg-type] # it uses no more of a bucket
+def open_leases(world: World, bucket: MemoryBucket) -> list[tuple[Lease, Far]]:
+    remotes = [Far(bucket, world) for _ in range(3)]
+    return [(Lease(remote, "graph", SECONDS, clock=world), remote) for remote in remotes]  # type: ignore[arg-type] # it uses no more of a bucket
 
 
 STEPS = st.lists(
@@ -78,38 +76,38 @@ STEPS = st.lists(
 def test_a_lease_never_has_two_holders(steps: list[tuple[int, float, float, str, str]]) -> None:
     async def run() -> None:
         world, bucket = World(), MemoryBus().bucket(BUCKET)
-        leases = two(world, bucket)
-        for principal, passes, delay, lost, does in steps:
+        leases = open_leases(world, bucket)
+        for principal, passes, delay, is_lost, does in steps:
             world.now += passes
-            lease, way = leases[principal]
-            way.delay, way.lost = delay, lost
+            lease, remote = leases[principal]
+            remote.delay, remote.lost = delay, is_lost
             with contextlib.suppress(BusUnavailable):
                 await (lease.step() if does == "step" else lease.release())
-            assert sum(one.held for one, _ in leases) <= 1
+            assert sum(lease.held for lease, _ in leases) <= 1
 
     asyncio.run(run())
 
 
 async def test_a_lease_stays_with_its_renewing_holder_and_expires_otherwise() -> None:
     world, bucket = World(), MemoryBus().bucket(BUCKET)
-    (first, _), (second, _), _ = two(world, bucket)
+    (first, _), (second, _), _ = open_leases(world, bucket)
     for _ in range(5):
         await first.step()
         await second.step()
         assert first.held
         assert not second.held
         world.now += 2
-    world.now += SECONDS  # the first is gone
+    world.now += SECONDS  # the first process has ended
     assert not first.held
     await second.step()
     assert second.held
-    await first.step()  # it comes back, and is too late
+    await first.step()  # it continues too late
     assert not first.held
 
 
 async def test_a_suspended_holder_knows_that_its_lease_expired() -> None:
     world, bucket = World(), MemoryBus().bucket(BUCKET)
-    (first, _), *_ = two(world, bucket)
+    (first, _), *_ = open_leases(world, bucket)
     await first.step()
     assert first.held
     world.now += SECONDS
@@ -118,7 +116,7 @@ async def test_a_suspended_holder_knows_that_its_lease_expired() -> None:
 
 async def test_a_released_lease_can_be_acquired_immediately() -> None:
     world, bucket = World(), MemoryBus().bucket(BUCKET)
-    (first, _), (second, _), _ = two(world, bucket)
+    (first, _), (second, _), _ = open_leases(world, bucket)
     await first.step()
     await second.step()
     await first.release()
@@ -128,12 +126,12 @@ async def test_a_released_lease_can_be_acquired_immediately() -> None:
 
 
 async def test_another_process_takes_over_the_work_when_the_holder_ends() -> None:
-    bucket, doing, seen = MemoryBus().bucket(BUCKET), set[str](), list[str]()
+    bucket, doing, holders = MemoryBus().bucket(BUCKET), set[str](), list[str]()
 
     async def work(name: str) -> None:
         assert not doing
         doing.add(name)
-        seen.append(name)
+        holders.append(name)
         try:
             await asyncio.Event().wait()
         finally:
@@ -151,7 +149,7 @@ async def test_another_process_takes_over_the_work_when_the_holder_ends() -> Non
         leading.cancel()
         await until("second")
         waiting.cancel()
-    assert list(dict.fromkeys(seen)) == ["first", "second"]
+    assert list(dict.fromkeys(holders)) == ["first", "second"]
 
 
 async def test_a_waiter_continues_when_the_holder_ends() -> None:
@@ -177,5 +175,5 @@ async def test_try_acquire_succeeds_only_if_the_lease_is_free() -> None:
         Lease(bucket, "x", 30).try_acquire() as second,
     ):
         assert (first, second) == (True, False)
-    async with Lease(bucket, "x", 30).try_acquire() as again:
-        assert again
+    async with Lease(bucket, "x", 30).try_acquire() as acquired_again:
+        assert acquired_again

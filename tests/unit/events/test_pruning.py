@@ -39,7 +39,7 @@ async def bus(tmp_path: Path) -> AsyncIterator[JetStreamBus]:
         yield opened
 
 
-def proposed(task: str, number: int = 1, **data: Any) -> Event:
+def proposal_event(task: str, number: int = 1, **data: Any) -> Event:
     return new_event(
         EventType.SEAT_PROPOSED,
         task,
@@ -58,7 +58,7 @@ async def test_audit_messages_are_pruned_after_the_retention_days(bus: JetStream
             ordinal=str(number),
         )
         await bus.publish(replace(event, time=(now - timedelta(days=days)).isoformat()))
-    await bus.publish(proposed("task-1"))
+    await bus.publish(proposal_event("task-1"))
     assert await prune_audit(bus, None) == 0
     assert await prune_audit(bus, 30) == 2
     assert await prune_audit(bus, 30) == 0
@@ -75,7 +75,7 @@ async def test_documents_are_pruned_with_the_last_event_of_their_deliberation(
     bus: JetStreamBus,
 ) -> None:
     for task in ("task-old", "task-new"):
-        await bus.publish(proposed(task))
+        await bus.publish(proposal_event(task))
         await bus.put(task, {"status": 3})
     assert await prune_documents(bus) == 0
     await prune(bus, 1)
@@ -86,9 +86,9 @@ async def test_documents_are_pruned_with_the_last_event_of_their_deliberation(
 
 
 async def test_large_values_stay_while_they_are_referenced(bus: JetStreamBus) -> None:
-    shared, own = "s" * 5000, "o" * 5000
-    await bus.publish(proposed("task-old", content=shared, more=own))
-    await bus.publish(proposed("task-new", content=shared))
+    shared, own_value = "s" * 5000, "o" * 5000
+    await bus.publish(proposal_event("task-old", content=shared, more=own_value))
+    await bus.publish(proposal_event("task-new", content=shared))
     await bus.put("task-new", {"status": 3, "text": "d" * 5000})
     assert len(await contents(bus)) == 6
     assert await prune_blobs(bus, young=OLD) == 0
@@ -101,25 +101,25 @@ async def test_large_values_stay_while_they_are_referenced(bus: JetStreamBus) ->
     ]
     assert read == [shared]
     assert await bus.get("task-new") == {"status": 3, "text": "d" * 5000}
-    await bus.publish(proposed("task-again", content=own))
+    await bus.publish(proposal_event("task-again", content=own_value))
     assert [
         item.event.data["content"] async for item in bus.replay((Channel.RESULTS.of("task-again"),))
-    ] == [own]
+    ] == [own_value]
 
 
 async def test_a_value_referenced_by_another_value_is_in_use(bus: JetStreamBus) -> None:
-    many = {f"part-{number}": "m" * 300 for number in range(20)}
-    await bus.publish(proposed("task-1", proposal={"diff": "x" * 5000, **many}))
-    before = await contents(bus)
+    parts = {f"part-{number}": "m" * 300 for number in range(20)}
+    await bus.publish(proposal_event("task-1", proposal={"diff": "x" * 5000, **parts}))
+    contents_before = await contents(bus)
     assert await prune_blobs(bus, young=OLD) == 0
-    assert await contents(bus) == before
+    assert await contents(bus) == contents_before
     (read,) = [
         item.event.data["proposal"] async for item in bus.replay((Channel.RESULTS.of("task-1"),))
     ]
-    assert read == {"diff": "x" * 5000, **many}
+    assert read == {"diff": "x" * 5000, **parts}
 
 
 async def test_commits_named_in_the_log_are_found(bus: JetStreamBus) -> None:
-    await bus.publish(proposed("task-1", proposal={"commit_sha": COMMIT}))
-    await bus.publish(proposed("task-2", proposal={"commit_sha": ""}))
+    await bus.publish(proposal_event("task-1", proposal={"commit_sha": COMMIT}))
+    await bus.publish(proposal_event("task-2", proposal={"commit_sha": ""}))
     assert await named_commits(bus) == {COMMIT}

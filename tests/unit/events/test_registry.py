@@ -52,9 +52,9 @@ def test_event_types_have_their_specified_subjects(kind: EventType, subject: str
 
 
 def test_each_tenant_has_its_own_topics() -> None:
-    theirs = new_event(EventType.STORY_CREATED, "x", IDS, tenant="acme")
+    foreign_event = new_event(EventType.STORY_CREATED, "x", IDS, tenant="acme")
     assert (
-        registry.subject_of(theirs)
+        registry.subject_of(foreign_event)
         == registry.subject(Channel.STORIES.of(key_of("story-1", "acme")))
         == "agile.events.acme_story-1"
     )
@@ -69,7 +69,7 @@ def test_each_tenant_has_its_own_topics() -> None:
 
 
 def _texts(path: Path, needles: Iterable[str]) -> Iterator[str]:
-    """Yield the strings of a module, if the module holds a needle anywhere."""
+    """Yield the strings of a module if it contains one of the needles."""
     source = path.read_text()
     if not any(needle in source for needle in needles):
         return
@@ -85,13 +85,13 @@ def test_only_the_registry_contains_subject_and_stream_names() -> None:
     streams = {spec.name for spec in registry.STREAMS}
     inner = [path for path in source.rglob("*.py") if not path.is_relative_to(source / "events")]
     assert len(inner) > 200
-    found = [
+    occurrences = [
         (path.name, text)
         for path in inner
         for text in _texts(path, (*starts, *streams))
         if text.startswith(starts) or text in streams
     ]
-    assert found == []
+    assert occurrences == []
 
 
 @given(st.sampled_from(Channel), st.text())
@@ -113,8 +113,8 @@ def test_an_event_without_its_subject_id_is_refused() -> None:
 
 
 def test_streams_do_not_overlap() -> None:
-    for one, other in itertools.combinations(registry.STREAMS, 2):
-        for a, b in itertools.product(one.subjects, other.subjects):
+    for stream, other_stream in itertools.combinations(registry.STREAMS, 2):
+        for a, b in itertools.product(stream.subjects, other_stream.subjects):
             assert not registry.covers(a, b)
             assert not registry.covers(b, a)
 
@@ -166,13 +166,13 @@ def test_asyncapi_documents_every_event_and_stream() -> None:
     assert {m["name"] for m in messages.values()} >= {kind.value for kind in EventType}
     assert set(document["x-streams"]) == {spec.name for spec in registry.STREAMS}
     assert set(document["x-consumers"]) == set(registry.DURABLES)
-    used = set()
+    used_messages = set()
     for channel in document["channels"].values():
         assert set(channel["parameters"]) == {
             part[1:-1] for part in channel["address"].split(".") if part.startswith("{")
         }
         for message in channel["messages"].values():
-            used.add(message["$ref"].removeprefix("#/components/messages/"))
-    assert used == set(messages)
+            used_messages.add(message["$ref"].removeprefix("#/components/messages/"))
+    assert used_messages == set(messages)
     for operation in document["operations"].values():
         assert operation["channel"]["$ref"].removeprefix("#/channels/") in document["channels"]

@@ -1,4 +1,4 @@
-"""How every bus hands out messages: the same cases on the one in memory and on a real
+"""Delivery of messages by every bus: the same cases on the in-memory bus and on a real
 nats-server.
 """
 
@@ -14,23 +14,23 @@ from moothall.testing.work_contract import WorkContract
 
 
 class TestAnyBus(WorkContract):
-    """The bus in memory and NATS."""
+    """The in-memory bus and NATS."""
 
 
 async def test_a_poison_message_is_dead_lettered_and_the_consumer_continues(opened: Any) -> None:
-    got: asyncio.Queue[Recorded] = asyncio.Queue()
+    queue: asyncio.Queue[Recorded] = asyncio.Queue()
 
     async def handle(recorded: Recorded) -> None:
         if recorded.event.subject == "bad":
             raise Permanent("cannot be done\nat all, schade ✗")
-        got.put_nowait(recorded)
+        queue.put_nowait(recorded)
 
     async with opened() as bus, consuming(bus, "collector", handle):
         await bus.put_raw("agent.results.task-1", b"\xff no event")
         await bus.put_raw("agent.results.task-1", b'{"specversion":"1.0"}')
         await bus.publish(seat(1, "bad"))
         await bus.publish(seat(2, "good"))
-        assert [r.event.subject for r in await receive_events(got, 1)] == ["good"]
+        assert [r.event.subject for r in await receive_events(queue, 1)] == ["good"]
         first, second, third = await letters(bus, 3)
         assert first.data == b"\xff no event"
         assert first.subject == "agent.results.task-1"
@@ -39,5 +39,5 @@ async def test_a_poison_message_is_dead_lettered_and_the_consumer_continues(open
         assert "id: Field required" in second.reason
         assert third.reason == "cannot be done\nat all, schade ✗"
         assert (third.consumer, third.stream, third.deliveries) == ("collector", "EVENTS", 1)
-        # Whoever reads the log passes over what is no event.
+        # Readers of the log skip malformed messages.
         assert [r.event.subject async for r in bus.replay([Channel.RESULTS.all])] == ["bad", "good"]

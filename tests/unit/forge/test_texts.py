@@ -46,7 +46,7 @@ _FINDS = (
 )
 
 
-def _outcome(**more: object) -> Outcome:
+def _outcome(**overrides: object) -> Outcome:
     evidence = Evidence(HOSTILE, Verdict.PASSED, passed=3)
     result = Result(
         1,
@@ -69,7 +69,7 @@ def _outcome(**more: object) -> Outcome:
         "seats": (seat,),
         "error_message": HOSTILE,
     }
-    return Outcome("issue-1-abc", DeliberationStatus.COMPLETED, **{**fields, **more})  # type: ignore[arg-type] # a test's
+    return Outcome("issue-1-abc", DeliberationStatus.COMPLETED, **{**fields, **overrides})  # type: ignore[arg-type] # a test's
 
 
 ISSUE = Issue(number=7, title=HOSTILE, body=HOSTILE, author="eve")
@@ -91,19 +91,19 @@ ISSUE = Issue(number=7, title=HOSTILE, body=HOSTILE, author="eve")
     ids=["text", "title", "pull", "unproven", "none", "left", "further", "checks"],
 )
 def test_foreign_text_mentions_nobody_and_links_or_closes_nothing(comment: str, find: str) -> None:
-    ours = (
+    comment_text = (
         comment.replace("issue #7", "")
         .replace("Closes #7", "")
         .replace("<br>", "")
         .replace("agent-dev-00", "")
     )
-    raw = ours.replace("issue-1-abc", "")
-    shown = html.unescape(raw)
+    raw = comment_text.replace("issue-1-abc", "")
+    visible_text = html.unescape(raw)
     raw = re.sub(r"&#\d+;", "", raw)
     assert not re.search(find, raw)
     # These are searched before escapes are read.
     if find not in {r"www\.\w", r"\]\(", r"<[a-z!/]"}:
-        assert not re.search(find, shown)
+        assert not re.search(find, visible_text)
 
 
 def test_a_table_stays_intact() -> None:
@@ -119,8 +119,8 @@ def test_a_task_marker_is_found_only_at_the_start() -> None:
 
 
 def test_texts_are_within_the_length_limit_of_a_forge() -> None:
-    many = tuple(_outcome().results[0] for _ in range(60))
-    body = pull_body(_outcome(results=many), ISSUE)
+    many_results = tuple(_outcome().results[0] for _ in range(60))
+    body = pull_body(_outcome(results=many_results), ISSUE)
     assert len(body) < 65_000
     assert "`moothall show` has the rest" in body
 

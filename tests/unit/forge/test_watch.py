@@ -33,7 +33,7 @@ def forge(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeForge]
         yield served
 
 
-def lost(d: Deliberation) -> Outcome:
+def failed_outcome(d: Deliberation) -> Outcome:
     return Outcome(d.task_id, DeliberationStatus.FAILED, error_message="no candidate passed")
 
 
@@ -49,17 +49,17 @@ class App:
 
     async def offer(self, repository: str, sha: str, branch: str) -> None:
         """Offer the change like the real one."""
-        there, repo = self.forge.sha(branch), self.forge.repo
-        if there not in {"", sha, repo.git("rev-parse", f"{sha}^")}:
+        branch_head, repo = self.forge.sha(branch), self.forge.repo
+        if branch_head not in {"", sha, repo.git("rev-parse", f"{sha}^")}:
             raise AlreadyExists("the branch is already another commit")
         repo.git("update-ref", f"refs/heads/{branch}", sha)
         self.offered.append((repository, sha))
 
-    def commit(self, after: str) -> str:
+    def commit(self, parent: str) -> str:
         """Create a commit."""
         self.commits_made += 1  # commits are unique
         return self.forge.repo.git(
-            "commit-tree", f"{after}^{{tree}}", "-p", after, "-m", f"work {self.commits_made}"
+            "commit-tree", f"{parent}^{{tree}}", "-p", parent, "-m", f"work {self.commits_made}"
         )
 
     def won(self, d: Deliberation, *, proven: bool = True) -> Outcome:
@@ -99,12 +99,12 @@ class App:
             "mention": CALL,
             **settings,
         }
-        ours = ForgeSettings.model_validate(
+        forge_settings = ForgeSettings.model_validate(
             {"token": SecretStr(TOKENS["moothall-bot"]), **forge_fields}
         )
-        async with forge_client(ours) as client:
+        async with forge_client(forge_settings) as client:
             yield Watch(
-                ours,
+                forge_settings,
                 client,
                 self.deliberations,
                 self.offer,
@@ -115,7 +115,7 @@ class App:
                 poll_seconds=poll_seconds,
             )
 
-    async def look(self, ends: Callable[[Deliberation], Outcome], **settings: Any) -> bool:
+    async def poll(self, ends: Callable[[Deliberation], Outcome], **settings: Any) -> bool:
         """Poll once, with a council that ends like this."""
 
         async def play() -> None:
@@ -140,19 +140,19 @@ async def test_a_label_starts_one_task_and_progress_is_read_from_the_forge(
     number = place_of(forge).person("ada").open_issue("Add a thing", "with care", label="moothall")
     task = task_of(forge.url, REPOSITORY, number)
     forge.failing = lambda call: 502 if call.startswith("POST") and call.endswith("/pulls") else 0
-    assert not await app.look(app.won), "the forge was unavailable"
-    assert (forge.pulls, app.deliberations.known()) == ({}, [task])
+    assert not await app.poll(app.won), "the forge was unavailable"
+    assert (forge.pulls, app.deliberations.task_ids()) == ({}, [task])
     assert any("502" in line for line in app.messages)
     forge.failing = lambda call: 0
-    assert await app.look(lost)
-    assert await app.look(lost), "a third one, after the end"
+    assert await app.poll(failed_outcome)
+    assert await app.poll(failed_outcome), "a third one, after the end"
     (pull,) = forge.pulls.values()
     assert (pull["head"]["ref"], pull["base"]["ref"], pull["title"]) == (
         f"moothall/{task}",
         "main",
         "Add a thing",
     )
-    assert app.deliberations.known() == [task]
+    assert app.deliberations.task_ids() == [task]
     request = app.deliberations.request(task)
     assert request.repository == RepositoryRef(id="app")
     assert all(
@@ -164,10 +164,10 @@ async def test_a_label_starts_one_task_and_progress_is_read_from_the_forge(
 async def test_a_changed_issue_keeps_its_running_task(app: App, forge: FakeForge) -> None:
     number = place_of(forge).person("ada").open_issue("Add a thing", "with care", label="moothall")
     forge.failing = lambda call: 502 if call.startswith("POST") else 0
-    await app.look(app.won)
+    await app.poll(app.won)
     forge.failing = lambda call: 0
     forge.issues[number]["body"] = "something else"
-    assert await app.look(lost)
+    assert await app.poll(failed_outcome)
     assert len(forge.pulls) == 1
 
 
@@ -186,22 +186,22 @@ async def test_a_user_without_write_access_starts_nothing(app: App, forge: FakeF
     for number in range(5):
         eve("POST", f"/issues/{issue_number}/comments", body=f"{CALL} go {number}")
     forge.calls.clear()
-    assert await app.look(app.won)
+    assert await app.poll(app.won)
     assert sum("/eve/permission" in call for call in forge.calls) == 1, (
         "many comments of one person cost one request per poll"
     )
-    assert app.deliberations.known() == []
+    assert app.deliberations.task_ids() == []
     ada("POST", f"/issues/{issue_number}/comments", body=f"Yes, {CALL}: do it")
-    assert await app.look(app.won)
-    (task,) = app.deliberations.known()
+    assert await app.poll(app.won)
+    (task,) = app.deliberations.task_ids()
     assert task.startswith(f"{task_of(forge.url, REPOSITORY, issue_number)}-c")
     assert "Yes, " in app.deliberations.request(task).description
 
 
 async def test_without_a_configured_mention_nothing_is_started(app: App, forge: FakeForge) -> None:
     place_of(forge).person("ada").open_issue(f"{CALL} do this", "", label="other")
-    assert await app.look(app.won, mention="")
-    assert app.deliberations.known() == []
+    assert await app.poll(app.won, mention="")
+    assert app.deliberations.task_ids() == []
 
 
 async def test_a_stranger_cannot_impersonate_the_bot_or_its_pull_request(
@@ -219,7 +219,7 @@ async def test_a_stranger_cannot_impersonate_the_bot_or_its_pull_request(
         base="main",
     )
     eve("POST", f"/issues/{number}/comments", body=f"Task `{task}`: there is no answer")
-    assert await app.look(app.won)
+    assert await app.poll(app.won)
     assert [pull["user"]["login"] for pull in forge.pulls.values()] == ["eve", "moothall-bot"]
 
 
@@ -229,13 +229,15 @@ async def test_a_missing_answer_or_proof_is_reported_on_the_issue_only(
     ada = place_of(forge).person("ada")
     first, second = (ada.open_issue(title, "", label="moothall") for title in ("one", "two"))
     answered = task_of(forge.url, REPOSITORY, first)
-    assert await app.look(lambda d: lost(d) if d.own_id == answered else app.won(d, proven=False))
+    assert await app.poll(
+        lambda d: failed_outcome(d) if d.own_id == answered else app.won(d, proven=False)
+    )
     assert (forge.pulls, app.offered) == ({}, [])
     assert ada.comments(first)[0].startswith(
         f"Task `{answered}`: there is no answer: no candidate passed"
     )
     assert "no test that failed before shows that it is right" in ada.comments(second)[0]
-    assert await app.look(lost)
+    assert await app.poll(failed_outcome)
     assert len(ada.comments(first)) == 1
 
 
@@ -244,7 +246,7 @@ async def test_changes_requested_by_a_writer_are_added_to_the_same_branch(
 ) -> None:
     ada, eve = place_of(forge).person("ada"), place_of(forge).person("eve")
     number = ada.open_issue("Add a thing", "", label="moothall")
-    assert await app.look(app.won)
+    assert await app.poll(app.won)
     (pull,) = forge.pulls.values()
     branch, at = pull["head"]["ref"], pull["number"]
     first = forge.sha(branch)
@@ -256,8 +258,8 @@ async def test_changes_requested_by_a_writer_are_added_to_the_same_branch(
         "state": "REQUEST_CHANGES" if forge.kind == "gitea" else "DISMISSED",
     }
     ada.review(at, "Name it otherwise.", ("src/utils.py", "this one"))
-    assert await app.look(lambda d: app.won(d, proven=False))
-    task = app.deliberations.known()[-1]
+    assert await app.poll(lambda d: app.won(d, proven=False))
+    task = app.deliberations.task_ids()[-1]
     request = app.deliberations.request(task)
     assert (request.follows, request.repository) == (
         task_of(forge.url, REPOSITORY, number),
@@ -272,8 +274,8 @@ async def test_changes_requested_by_a_writer_are_added_to_the_same_branch(
     (comment,) = ada.comments(at)
     assert comment.startswith(f"Task `{task}`: ")
     assert "unproven; its checks pass" in comment
-    assert await app.look(lost)
-    assert (len(app.deliberations.known()), len(forge.pulls)) == (2, 1)
+    assert await app.poll(failed_outcome)
+    assert (len(app.deliberations.task_ids()), len(forge.pulls)) == (2, 1)
 
 
 async def test_a_branch_moved_by_somebody_else_is_left_unchanged(
@@ -281,27 +283,27 @@ async def test_a_branch_moved_by_somebody_else_is_left_unchanged(
 ) -> None:
     ada = place_of(forge).person("ada")
     ada.open_issue("Add a thing", "", label="moothall")
-    assert await app.look(app.won)
+    assert await app.poll(app.won)
     (pull,) = forge.pulls.values()
     branch, at = pull["head"]["ref"], pull["number"]
     ada.review(at, "Name it otherwise.")
-    theirs = []
+    their_commits = []
 
     def overtaken(d: Deliberation) -> Outcome:
         outcome = app.won(d)
-        theirs.append(app.commit(forge.sha("main")))
-        forge.repo.git("update-ref", f"refs/heads/{branch}", theirs[0])
+        their_commits.append(app.commit(forge.sha("main")))
+        forge.repo.git("update-ref", f"refs/heads/{branch}", their_commits[0])
         return outcome
 
-    assert await app.look(overtaken)
-    assert forge.sha(branch) == theirs[0]
+    assert await app.poll(overtaken)
+    assert forge.sha(branch) == their_commits[0]
     assert "the branch stays as it was: somebody else moved it on" in ada.comments(at)[0]
 
 
 async def _open_pull(app: App, forge: FakeForge) -> tuple[int, str, str]:
     """Return the number, branch and commit of our pull request for an issue."""
     place_of(forge).person("ada").open_issue("Add a thing", "", label="moothall")
-    assert await app.look(app.won)
+    assert await app.poll(app.won)
     (pull,) = forge.pulls.values()
     return pull["number"], pull["head"]["ref"], forge.sha(pull["head"]["ref"])
 
@@ -318,8 +320,8 @@ async def test_a_failed_status_is_answered_with_a_further_commit(
     issue_task_id = branch.removeprefix("moothall/")
     ada.set_status(first, "success", context="ci/lint")
     ada.set_status(first, "failure", "2 tests failed: test_thing\x1b[31m")
-    assert await app.look(_unproven(app))
-    task = app.deliberations.known()[-1]
+    assert await app.poll(_unproven(app))
+    task = app.deliberations.task_ids()[-1]
     request = app.deliberations.request(task)
     assert task == f"{issue_task_id}-checks-{first[:12]}"
     assert (request.follows, request.repository, request.story_id) == (
@@ -334,8 +336,8 @@ async def test_a_failed_status_is_answered_with_a_further_commit(
     assert forge.repo.git("rev-parse", f"{second}^") == first
     assert ada.comments(at)[0].startswith(f"Task `{task}` for the failed checks of {first}: ")
     ada.set_status(second, "success")
-    assert await app.look(lost)
-    assert (len(app.deliberations.known()), forge.sha(branch)) == (2, second)
+    assert await app.poll(failed_outcome)
+    assert (len(app.deliberations.task_ids()), forge.sha(branch)) == (2, second)
 
 
 async def test_failed_checks_are_answered_a_limited_number_of_times_until_a_review(
@@ -346,14 +348,16 @@ async def test_failed_checks_are_answered_a_limited_number_of_times_until_a_revi
     forge.failing = lambda call: 0
     for _ in range(5):
         ada.set_status(forge.sha(branch), "error", "broken")
-        assert await app.look(_unproven(app))
-    assert len(app.deliberations.known()) == 4, "the issue, and three attempts"
+        assert await app.poll(_unproven(app))
+    assert len(app.deliberations.task_ids()) == 4, "the issue, and three attempts"
     ada.review(at, "Do it otherwise.")
-    assert await app.look(_unproven(app))
+    assert await app.poll(_unproven(app))
     ada.set_status(forge.sha(branch), "error", "broken")
-    assert await app.look(lost)
-    assert await app.look(lost), "without an answer, there is no second attempt on a commit"
-    assert len(app.deliberations.known()) == 6
+    assert await app.poll(failed_outcome)
+    assert await app.poll(failed_outcome), (
+        "without an answer, there is no second attempt on a commit"
+    )
+    assert len(app.deliberations.task_ids()) == 6
 
 
 async def test_checks_of_the_base_of_others_and_in_progress_are_ignored(
@@ -363,19 +367,19 @@ async def test_checks_of_the_base_of_others_and_in_progress_are_ignored(
     _, branch, first = await _open_pull(app, forge)
     ada.set_status(first, "failure")
     ada.set_status(forge.sha("main"), "failure")
-    assert await app.look(app.won)
+    assert await app.poll(app.won)
     ada.set_status(first, "failure", context="ci/other")
     ada.set_status(first, "pending", context="ci/slow")
-    assert await app.look(app.won)
-    theirs = app.commit(first)
-    forge.repo.git("update-ref", f"refs/heads/{branch}", theirs)
-    ada.set_status(theirs, "failure", context="ci/other")
-    assert await app.look(app.won)
-    assert len(app.deliberations.known()) == 1
+    assert await app.poll(app.won)
+    their_commit = app.commit(first)
+    forge.repo.git("update-ref", f"refs/heads/{branch}", their_commit)
+    ada.set_status(their_commit, "failure", context="ci/other")
+    assert await app.poll(app.won)
+    assert len(app.deliberations.task_ids()) == 1
     forge.repo.git("update-ref", f"refs/heads/{branch}", first)
     forge.statuses[first][-1]["updated_at"] = "2026-01-01T00:00:00Z"  # pending for a long time
-    assert await app.look(_unproven(app))
-    description = app.deliberations.request(app.deliberations.known()[-1]).description
+    assert await app.poll(_unproven(app))
+    description = app.deliberations.request(app.deliberations.task_ids()[-1]).description
     assert "Check ci/other failed" in description
     assert "ci/tests" not in description
 
@@ -400,8 +404,8 @@ async def test_the_log_of_a_failed_job_is_part_of_the_task(app: App, forge: Fake
             {**run, "name": "other", "details_url": f"{url}/8"},
             {**run, "name": "third", "conclusion": "neutral"},
         ]
-    assert await app.look(_unproven(app))
-    description = app.deliberations.request(app.deliberations.known()[-1]).description
+    assert await app.poll(_unproven(app))
+    description = app.deliberations.request(app.deliberations.task_ids()[-1]).description
     assert "noise\nE   assert 1 == 2\n##[error]Process completed with exit code 1." in description
     assert len(description) <= 5000
     assert "Post job" not in description
@@ -418,14 +422,14 @@ async def test_a_gitlab_job_that_is_allowed_to_fail_is_no_failed_check(tmp_path:
         _, _, first = await _open_pull(app, forge)
         ada = place_of(forge).person("ada")
         ada.set_status(first, "failure", context="allowed")
-        assert await app.look(_unproven(app))
-        assert len(app.deliberations.known()) == 1
+        assert await app.poll(_unproven(app))
+        assert len(app.deliberations.task_ids()) == 1
         ada.set_status(first, "failure", target_url=f"{forge.url}/acme/app/-/jobs/7")
         start, end = (f"section_{name}:1795000000:script\r\x1b[0K" for name in ("start", "end"))
         log = f"{start}\x1b[0;m$ pytest\nE   assert 1 == 2\n{end}ERROR: Job failed: exit code 1\n"
         forge.jobs = {"7": (first, log)}
-        assert await app.look(_unproven(app))
-        description = app.deliberations.request(app.deliberations.known()[-1]).description
+        assert await app.poll(_unproven(app))
+        description = app.deliberations.request(app.deliberations.task_ids()[-1]).description
         expected = "$ pytest\nE   assert 1 == 2\nERROR: Job failed: exit code 1"
         assert f"Check ci/tests failed:\n{expected}" in description
 
@@ -438,17 +442,17 @@ async def test_gitlab_comments_after_a_change_request_are_another_review(
         at, branch, _ = await _open_pull(app, forge)
         ada = place_of(forge).person("ada")
         ada.review(at, "Name it otherwise.", ("src/utils.py", "this one"))
-        assert await app.look(_unproven(app))
+        assert await app.poll(_unproven(app))
         ada.review(at, "And document it.")
         second = forge.sha(branch)
-        assert await app.look(_unproven(app))
-        request = app.deliberations.request(app.deliberations.known()[-1])
+        assert await app.poll(_unproven(app))
+        request = app.deliberations.request(app.deliberations.task_ids()[-1])
         assert "And document it." in request.description
         assert "Name it otherwise." not in request.description
         assert forge.repo.git("rev-parse", f"{branch}^") == second
         ada.review(at, "Good.", event="APPROVED")
-        assert await app.look(lost)
-        assert len(app.deliberations.known()) == 3
+        assert await app.poll(failed_outcome)
+        assert len(app.deliberations.task_ids()) == 3
 
 
 async def test_failed_checks_whose_commit_was_pushed_before_a_crash_are_reported(
@@ -458,14 +462,14 @@ async def test_failed_checks_whose_commit_was_pushed_before_a_crash_are_reported
     at, branch, first = await _open_pull(app, forge)
     ada.set_status(first, "failure")
     forge.failing = lambda call: 502 if call.startswith("POST") else 0
-    assert not await app.look(_unproven(app)), "it could not comment"
+    assert not await app.poll(_unproven(app)), "it could not comment"
     forge.failing = lambda call: 0
     assert (forge.sha(branch) != first, ada.comments(at)) == (True, [])
-    assert await app.look(lost)
+    assert await app.poll(failed_outcome)
     assert [comment.partition(":")[0] for comment in ada.comments(at)] == [
-        f"Task `{app.deliberations.known()[-1]}` for the failed checks of {first}"
+        f"Task `{app.deliberations.task_ids()[-1]}` for the failed checks of {first}"
     ]
-    assert len(app.deliberations.known()) == 2
+    assert len(app.deliberations.task_ids()) == 2
 
 
 async def test_a_token_without_access_to_checks_is_reported_once(
@@ -473,43 +477,43 @@ async def test_a_token_without_access_to_checks_is_reported_once(
 ) -> None:
     await _open_pull(app, forge)
     forge.failing = lambda call: 403 if call.endswith("/status") else 0
-    assert await app.look(app.won)
+    assert await app.poll(app.won)
     reports = [line for line in app.messages if "failed checks are not answered" in line]
     assert len(reports) == 1
-    assert len(app.deliberations.known()) == 1
+    assert len(app.deliberations.task_ids()) == 1
 
 
 async def test_a_forge_that_shows_a_status_late_gets_it_once(app: App, forge: FakeForge) -> None:
     ada = place_of(forge).person("ada")
     number = ada.open_issue("Add a thing", "", label="moothall")
     forge.comments[number] = late = _Late()
-    assert await app.look(lost)
+    assert await app.poll(failed_outcome)
     assert (len(late), len(late.items)) == (0, 1)
 
 
 async def test_a_closed_pull_request_is_not_continued(app: App, forge: FakeForge) -> None:
     ada = place_of(forge).person("ada")
     ada.open_issue("Add a thing", "", label="moothall")
-    assert await app.look(app.won)
+    assert await app.poll(app.won)
     (pull,) = forge.pulls.values()
     ada.review(pull["number"], "Name it otherwise.")
     pull["state"] = "closed"
-    assert await app.look(app.won)
-    assert (len(forge.pulls), len(app.deliberations.known())) == (1, 1)
+    assert await app.poll(app.won)
+    assert (len(forge.pulls), len(app.deliberations.task_ids())) == (1, 1)
 
 
 async def test_the_number_of_concurrent_tasks_is_limited(app: App, forge: FakeForge) -> None:
     ada = place_of(forge).person("ada")
     for number in range(3):
         ada.open_issue(f"Add thing {number}", "", label="moothall")
-    most: list[int] = []
+    running_counts: list[int] = []
 
     def ends(d: Deliberation) -> Outcome:
-        most.append(len(app.deliberations.under_way()))
+        running_counts.append(len(app.deliberations.under_way()))
         return app.won(d)
 
-    assert await app.look(ends, at_once=1)
-    assert (most, len(forge.pulls)) == ([1, 1, 1], 3)
+    assert await app.poll(ends, at_once=1)
+    assert (running_counts, len(forge.pulls)) == ([1, 1, 1], 3)
 
 
 async def test_a_wrong_token_is_reported(forge: FakeForge, app: App) -> None:
@@ -528,7 +532,7 @@ async def test_a_wake_up_triggers_a_poll(app: App, forge: FakeForge) -> None:
         ada.open_issue("Add a thing", "", label="moothall")
         watch.wake()
         await asyncio.wait_for(app.deliberations.submitted.wait(), 60)
-    assert len(app.deliberations.known()) == 1
+    assert len(app.deliberations.task_ids()) == 1
 
 
 class _Late(list[dict[str, object]]):
@@ -547,7 +551,7 @@ async def _forever(watch: Watch) -> None:
     await watch.watch_issues()
 
 
-async def _until(done: Callable[[], bool]) -> None:
+async def _until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
-        while not done():
+        while not condition():
             await asyncio.sleep(0.01)

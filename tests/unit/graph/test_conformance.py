@@ -14,7 +14,7 @@ from moothall.errors import GraphUnavailable, InvalidRequest
 from moothall.graph.schema import LABELS, RELATIONS, Statement
 from moothall.graph.store import CypherGraph, Store
 from moothall.stories.notes import scopes
-from support.event_log import BASE, PATH, SEATS, EventLog, delivered, proposal_of, recorded
+from support.event_log import BASE, PATH, SEATS, EventLog, as_recorded, delivered_sha, proposal_of
 
 Lines = list[tuple[str, ...]]
 
@@ -24,7 +24,7 @@ async def lines(graph: CypherGraph) -> Lines:
 
 
 async def test_a_full_log_creates_every_label_and_relation(graph: CypherGraph) -> None:
-    await graph.project(recorded(EventLog().whole().events))
+    await graph.project(as_recorded(EventLog().completed().events))
     counts = await graph.counts()
     assert {name for name in LABELS if not counts[name]} == set()
     assert {relation.type for relation in RELATIONS if not counts[relation.type]} == set()
@@ -37,7 +37,7 @@ async def test_the_position_is_the_last_sequence_number_and_never_goes_back(
     graph: CypherGraph,
 ) -> None:
     assert await graph.position() == 0
-    records = recorded(EventLog().whole().events)
+    records = as_recorded(EventLog().completed().events)
     await graph.project(records)
     assert await graph.position() == len(records)
     await graph.project(records[:3])
@@ -47,7 +47,7 @@ async def test_the_position_is_the_last_sequence_number_and_never_goes_back(
 
 
 async def test_batches_repeats_and_order_do_not_change_the_graph(graph: CypherGraph) -> None:
-    records = recorded(EventLog().whole().events)
+    records = as_recorded(EventLog().completed().events)
     await graph.project(records)
     first_dump = await lines(graph)
     await graph.project(records)
@@ -61,14 +61,14 @@ async def test_batches_repeats_and_order_do_not_change_the_graph(graph: CypherGr
 
 
 async def test_a_cleared_graph_is_empty_and_can_be_written_again(graph: CypherGraph) -> None:
-    records = recorded(EventLog().whole().events)
+    records = as_recorded(EventLog().completed().events)
     await graph.project(records)
-    before = await lines(graph)
+    lines_before = await lines(graph)
     await graph.clear()
     assert await lines(graph) == []
     assert await graph.position() == 0
     await graph.project(records)
-    assert await lines(graph) == before
+    assert await lines(graph) == lines_before
 
 
 async def test_a_uid_must_be_unique(store: Store) -> None:
@@ -86,9 +86,9 @@ async def test_transactions_are_atomic(store: Store) -> None:
 
 
 async def test_provenance_contains_everything_behind_a_commit(graph: CypherGraph) -> None:
-    await graph.project(recorded(EventLog().whole().events))
-    (row,) = await graph.ask("provenance", tenant="local", commit_sha=delivered(), path=PATH)
-    assert row["commit"] == delivered()
+    await graph.project(as_recorded(EventLog().completed().events))
+    (row,) = await graph.ask("provenance", tenant="local", commit_sha=delivered_sha(), path=PATH)
+    assert row["commit"] == delivered_sha()
     assert row["repository"] == {"id": "sample", "url": "/r"}
     assert row["story"] == {
         "story_id": "story-1",
@@ -127,15 +127,16 @@ async def test_provenance_contains_everything_behind_a_commit(graph: CypherGraph
 
 
 async def test_provenance_without_an_answer_is_empty(graph: CypherGraph) -> None:
-    await graph.project(recorded(EventLog().whole().events))
+    await graph.project(as_recorded(EventLog().completed().events))
     assert await graph.ask("provenance", tenant="local", commit_sha="0" * 40) == []
     assert (
-        await graph.ask("provenance", tenant="local", commit_sha=delivered(), path="other.py") == []
+        await graph.ask("provenance", tenant="local", commit_sha=delivered_sha(), path="other.py")
+        == []
     )
 
 
 async def test_the_answer_contains_the_complete_deliberation(graph: CypherGraph) -> None:
-    await graph.project(recorded(EventLog().whole().events))
+    await graph.project(as_recorded(EventLog().completed().events))
     (row,) = await graph.ask("deliberation", tenant="local", task_id="task-a")
     assert row["deliberation"]["final_state"] == "committed"
     assert row["deliberation"]["requirements"] == ["greets"]
@@ -150,7 +151,7 @@ async def test_the_answer_contains_the_complete_deliberation(graph: CypherGraph)
 
 
 async def test_a_started_deliberation_is_in_the_answer(graph: CypherGraph) -> None:
-    await graph.project(recorded(EventLog().deliberated().events[:1]))
+    await graph.project(as_recorded(EventLog().deliberated().events[:1]))
     (row,) = await graph.ask("deliberation", tenant="local", task_id="task-a")
     assert row["deliberation"]["description"] == "add it"
     assert row["proposals"] == row["model_calls"] == row["tool_calls"] == row["decisions"] == []
@@ -159,9 +160,11 @@ async def test_a_started_deliberation_is_in_the_answer(graph: CypherGraph) -> No
 async def test_task_context_contains_earlier_deliberations_in_the_repository(
     graph: CypherGraph,
 ) -> None:
-    await graph.project(recorded(EventLog("task-a").whole().events))
-    await graph.project(recorded(EventLog("task-b", "story-2", days=1).whole().events, 100))
-    await graph.project(recorded(EventLog("task-c", "story-3", days=2).deliberated().events, 200))
+    await graph.project(as_recorded(EventLog("task-a").completed().events))
+    await graph.project(as_recorded(EventLog("task-b", "story-2", days=1).completed().events, 100))
+    await graph.project(
+        as_recorded(EventLog("task-c", "story-3", days=2).deliberated().events, 200)
+    )
     rows = await graph.ask("task_context", tenant="local", task_id="task-c")
     assert [row["task_id"] for row in rows] == ["task-b", "task-a"]
     assert rows[0]["winner"]["candidate"] == SEATS[0]
@@ -178,7 +181,7 @@ async def test_task_context_contains_earlier_deliberations_in_the_repository(
 
 
 async def test_a_timeline_is_in_order_and_ends_with_the_latest(graph: CypherGraph) -> None:
-    await graph.project(recorded(EventLog().whole().events))
+    await graph.project(as_recorded(EventLog().completed().events))
     rows = await graph.ask("timeline", tenant="local", story_id="story-1")
     kinds = [row["kind"] for row in rows]
     assert kinds == [
@@ -198,7 +201,7 @@ async def test_a_timeline_is_in_order_and_ends_with_the_latest(graph: CypherGrap
 
 
 async def test_a_story_contains_its_tasks(graph: CypherGraph) -> None:
-    await graph.project(recorded(EventLog().whole().events))
+    await graph.project(as_recorded(EventLog().completed().events))
     (row,) = await graph.ask("story", tenant="local", story_id="story-1")
     assert (row["story"]["headline"], row["story"]["brief"], row["story"]["state"]) == (
         "Greeting",
@@ -213,7 +216,7 @@ async def test_a_story_contains_its_tasks(graph: CypherGraph) -> None:
 
 
 async def test_neighbours_are_limited_by_depth(graph: CypherGraph) -> None:
-    await graph.project(recorded(EventLog().whole().events))
+    await graph.project(as_recorded(EventLog().completed().events))
     (neighbours_row,) = await graph.ask("neighbours", tenant="local", label="Task", id="task-a")
     assert {(node["label"], node["id"]) for node in neighbours_row["neighbours"]} == {
         ("Story", "story-1"),
@@ -232,18 +235,18 @@ async def test_neighbours_are_limited_by_depth(graph: CypherGraph) -> None:
         "neighbours", tenant="local", label="Task", id="task-a", depth=2
     )
     assert len(distant_row["neighbours"]) > len(neighbours_row["neighbours"])
-    (few,) = await graph.ask("neighbours", tenant="local", label="Task", id="task-a", limit=2)
-    assert len(few["neighbours"]) == 2
+    (limited,) = await graph.ask("neighbours", tenant="local", label="Task", id="task-a", limit=2)
+    assert len(limited["neighbours"]) == 2
     assert await graph.ask("neighbours", tenant="local", label="Task", id="nothing") == []
 
 
 async def test_tenants_do_not_see_each_others_data(graph: CypherGraph) -> None:
     """The same ids, the same commit, the same repository: two servers."""
-    await graph.project(recorded(EventLog(tenant="one").whole().events))
-    await graph.project(recorded(EventLog(tenant="two", days=1).received().events, 100))
+    await graph.project(as_recorded(EventLog(tenant="one").completed().events))
+    await graph.project(as_recorded(EventLog(tenant="two", days=1).received().events, 100))
     questions = {
         "deliberation": {"task_id": "task-a"},
-        "provenance": {"commit_sha": delivered()},
+        "provenance": {"commit_sha": delivered_sha()},
         "task_context": {"repository": "sample"},
         "timeline": {"task_id": "task-a"},
     }
@@ -253,8 +256,10 @@ async def test_tenants_do_not_see_each_others_data(graph: CypherGraph) -> None:
         assert await graph.ask(question, tenant="one/Story", **parameters) == []
     (row,) = await graph.ask("story", tenant="two", story_id="story-1")
     assert row["decisions"] == []
-    (around,) = await graph.ask("neighbours", tenant="two", label="Story", id="story-1", depth=3)
-    assert {node["properties"]["tenant"] for node in around["neighbours"]} == {"two"}
+    (neighbourhood,) = await graph.ask(
+        "neighbours", tenant="two", label="Story", id="story-1", depth=3
+    )
+    assert {node["properties"]["tenant"] for node in neighbourhood["neighbours"]} == {"two"}
 
 
 @pytest.mark.parametrize(
@@ -274,7 +279,7 @@ async def test_any_text_is_stored_up_to_its_limit(graph: CypherGraph, text: str)
     event_log = EventLog().received()
     event_log.of_story(EventType.STORY_COMMENTED, comment=text, actor=text)
     event_log.of_story(EventType.STORY_CHANGED, title=text, ac=[text] * 3)
-    await graph.project(recorded(event_log.events))
+    await graph.project(as_recorded(event_log.events))
     (row,) = await graph.ask("story", tenant="local", story_id="story-1")
     assert len(row["comments"]) == 2
     stored = row["comments"][-1]["comment"]
@@ -287,7 +292,7 @@ async def test_any_text_is_stored_up_to_its_limit(graph: CypherGraph, text: str)
 async def test_hostile_ids_identify_their_node(graph: CypherGraph) -> None:
     story_id = "x'\"\\/%\N{SNOWMAN}" * 100
     event_log = EventLog(story_id=story_id).received()
-    await graph.project(recorded(event_log.events))
+    await graph.project(as_recorded(event_log.events))
     (row,) = await graph.ask("story", tenant="local", story_id=story_id)
     assert row["story"]["headline"] == "Greeting"
 
@@ -313,8 +318,8 @@ async def test_errors_about_questions_name_the_valid_values(graph: CypherGraph) 
 
 
 async def test_a_context_contains_the_story_and_its_results(graph: CypherGraph) -> None:
-    await graph.project(recorded(EventLog("task-a").whole().events))
-    await graph.project(recorded(EventLog("task-b", "story-2", days=1).whole().events, 100))
+    await graph.project(as_recorded(EventLog("task-a").completed().events))
+    await graph.project(as_recorded(EventLog("task-b", "story-2", days=1).completed().events, 100))
     (row,) = await graph.ask("context", tenant="local", story_id="story-2", role="dev")
     assert row["story"] == {
         "story_id": "story-2",
@@ -337,19 +342,19 @@ async def test_a_context_contains_the_story_and_its_results(graph: CypherGraph) 
         ("task-b-check", ["task-b"], []),
     ]
     assert (row["repository"], row["of_story"]) == ("sample", "story-2")
-    elsewhere = await graph.ask(
+    similar_tasks = await graph.ask(
         "similar", tenant="local", repository="sample", story_id="story-2", role="dev"
     )
-    assert [(item["task_id"], item["description"], item["paths"]) for item in elsewhere] == [
+    assert [(item["task_id"], item["description"], item["paths"]) for item in similar_tasks] == [
         ("task-a", "add it", [PATH])
     ]
-    everywhere = await graph.ask("similar", tenant="local", repository="sample", role="dev")
-    assert [item["task_id"] for item in everywhere] == ["task-b", "task-a"]
+    all_similar = await graph.ask("similar", tenant="local", repository="sample", role="dev")
+    assert [item["task_id"] for item in all_similar] == ["task-b", "task-a"]
     assert (
         await graph.ask(
             "similar", tenant="local", repository="sample", role="dev", task_id="task-b", limit=1
         )
-        == everywhere[1:]
+        == all_similar[1:]
     )
     assert [(item["from_state"], item["to_state"]) for item in row["milestones"]] == [
         ("draft", "ready")
@@ -381,7 +386,7 @@ async def test_a_context_contains_an_externally_planned_story(graph: CypherGraph
         event="go",
         actor="po",
     )
-    await graph.project(recorded(event_log.events))
+    await graph.project(as_recorded(event_log.events))
     (row,) = await graph.ask("context", tenant="local", story_id="story-9", role="dev")
     assert row["story"] == {
         "story_id": "story-9",
@@ -394,9 +399,9 @@ async def test_a_context_contains_an_externally_planned_story(graph: CypherGraph
 
 
 async def test_a_task_without_a_story_has_its_repository(graph: CypherGraph) -> None:
-    await graph.project(recorded(EventLog("task-a").whole().events))
+    await graph.project(as_recorded(EventLog("task-a").completed().events))
     await graph.project(
-        recorded(EventLog("task-b", "", days=1).deliberated().decided().events, 100)
+        as_recorded(EventLog("task-b", "", days=1).deliberated().decided().events, 100)
     )
     (row,) = await graph.ask("context", tenant="local", task_id="task-b", role="dev")
     assert (row["story"], row["of_story"], row["about"], row["repository"]) == (
@@ -412,8 +417,8 @@ _ABOUT = {"about", "repository", "of_story"}
 
 async def test_a_context_contains_only_its_scopes(graph: CypherGraph) -> None:
     """The query itself reads only the allowed scopes, whatever the caller requests."""
-    await graph.project(recorded(EventLog("task-a").whole().events))
-    await graph.project(recorded(EventLog("task-b", "story-2", days=1).whole().events, 100))
+    await graph.project(as_recorded(EventLog("task-a").completed().events))
+    await graph.project(as_recorded(EventLog("task-b", "story-2", days=1).completed().events, 100))
     for phase in scopes().phases:
         for role in ("", *ROLES):
             (row,) = await graph.ask(
@@ -441,30 +446,32 @@ async def test_a_context_contains_only_its_scopes(graph: CypherGraph) -> None:
                 "comments" in allowed,
                 "decisions" in allowed,
             )
-    (few,) = await graph.ask(
+    (scoped,) = await graph.ask(
         "context", tenant="local", story_id="story-2", role="dev", only="plan,tasks"
     )
-    assert {name for name, value in few.items() if value} - _ABOUT == {"plan", "tasks"}
+    assert {name for name, value in scoped.items() if value} - _ABOUT == {"plan", "tasks"}
 
 
 async def test_a_context_contains_no_data_of_other_tenants(graph: CypherGraph) -> None:
     """The same story, tasks and repository in two tenants."""
-    await graph.project(recorded(EventLog("task-a", tenant="one").whole().events))
+    await graph.project(as_recorded(EventLog("task-a", tenant="one").completed().events))
     await graph.project(
-        recorded(EventLog("task-b", "story-2", tenant="one", days=1).whole().events, 100)
+        as_recorded(EventLog("task-b", "story-2", tenant="one", days=1).completed().events, 100)
     )
-    await graph.project(recorded(EventLog("task-a", tenant="two", days=2).received().events, 200))
-    (one,) = await graph.ask("context", tenant="one", story_id="story-1", role="dev")
-    assert [item["task_id"] for item in one["summaries"]] == ["task-a"]
+    await graph.project(
+        as_recorded(EventLog("task-a", tenant="two", days=2).received().events, 200)
+    )
+    (first_context,) = await graph.ask("context", tenant="one", story_id="story-1", role="dev")
+    assert [item["task_id"] for item in first_context["summaries"]] == ["task-a"]
     for parameters in (
         {"story_id": "story-1"},
         {"story_id": "story-1", "repository": "sample"},
         {"story_id": "story-1", "task_id": "task-b"},
     ):
-        (two,) = await graph.ask("context", tenant="two", role="dev", **parameters)
-        assert (two["story"] or {}).get("headline") == "Greeting"
-        assert (two["summaries"], two["decisions"]) == ([], [])
-        assert [item["ends"] for item in two["tasks"]] == [[], []]
+        (second_context,) = await graph.ask("context", tenant="two", role="dev", **parameters)
+        assert (second_context["story"] or {}).get("headline") == "Greeting"
+        assert (second_context["summaries"], second_context["decisions"]) == ([], [])
+        assert [item["ends"] for item in second_context["tasks"]] == [[], []]
     (none,) = await graph.ask(
         "context", tenant="two/Story", story_id="story-1", task_id="task-a", repository="sample"
     )

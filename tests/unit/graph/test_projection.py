@@ -14,8 +14,8 @@ from moothall.graph.schema import LABELS
 from moothall.graph.upserts import Writes, bound_name, clean, group_of, uid
 from support.event_log import SEATS, EventLog, proposal_of
 
-WHOLE = EventLog().whole().events
-SECOND = EventLog("task-a-r2", days=1).whole().events
+WHOLE = EventLog().completed().events
+SECOND = EventLog("task-a-r2", days=1).completed().events
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 values = st.recursive(
@@ -27,18 +27,18 @@ values = st.recursive(
 NAMES = sorted({name for event in WHOLE for name in event.data})
 
 
-def written(events: list[Event]) -> Writes:
+def writes_of(events: list[Event]) -> Writes:
     writes = Writes()
     for event in events:
         write(event, writes)
     return writes
 
 
-def merged(batches: list[list[Event]]) -> Writes:
+def merge_batches(batches: list[list[Event]]) -> Writes:
     """Merge batches like the statements of a store."""
     total = Writes()
     for batch in batches:
-        part = written(batch)
+        part = writes_of(batch)
         total.nodes |= part.nodes
         total.relations |= part.relations
         for (node, name), (by, properties) in part.groups.items():
@@ -59,7 +59,7 @@ def test_order_repeats_and_batches_do_not_change_the_result(data: st.DataObject)
     batches = [
         repeated[start:end] for start, end in zip([0, *cuts], [*cuts, len(repeated)], strict=True)
     ]
-    assert merged(batches) == written(events)
+    assert merge_batches(batches) == writes_of(events)
 
 
 @given(
@@ -69,7 +69,7 @@ def test_order_repeats_and_batches_do_not_change_the_result(data: st.DataObject)
 )
 def test_malformed_events_raise_no_error(kind: EventType, data: dict[str, Any], time: str) -> None:
     """All written values have the types of the schema."""
-    writes = written([Event("id", kind, "x", data, time=time)])
+    writes = writes_of([Event("id", kind, "x", data, time=time)])
     for (node, name), (_, properties) in writes.groups.items():
         for key, kind_of in group_of(node.label, name).properties.items():
             expected = {
@@ -85,9 +85,15 @@ def test_malformed_events_raise_no_error(kind: EventType, data: dict[str, Any], 
 
 
 @given(st.text(), st.text(), st.text(), st.text())
-def test_no_two_tenants_share_a_node(one: str, other: str, key: str, key_of_other: str) -> None:
-    same = bound_name(one) == bound_name(other) and bound_name(key) == bound_name(key_of_other)
-    assert (uid("Story", one, key) == uid("Story", other, key_of_other)) is same
+def test_no_two_tenants_share_a_node(
+    first_tenant: str, second_tenant: str, key: str, key_of_other: str
+) -> None:
+    same_node = bound_name(first_tenant) == bound_name(second_tenant) and bound_name(
+        key
+    ) == bound_name(key_of_other)
+    assert (
+        uid("Story", first_tenant, key) == uid("Story", second_tenant, key_of_other)
+    ) is same_node
 
 
 @given(st.text())
@@ -126,13 +132,13 @@ def test_every_event_type_is_projected_or_listed_as_omitted() -> None:
 def test_findings_belong_to_the_proposal_with_their_fingerprint() -> None:
     proposal = proposal_of(SEATS[0])
     assert isinstance(proposal, Proposal)
-    keys = {node.key for node in written(WHOLE).nodes if node.label == "Proposal"}
+    keys = {node.key for node in writes_of(WHOLE).nodes if node.label == "Proposal"}
     assert f"task-a/{SEATS[0]}/{proposal.fingerprint}" in keys
     assert len(keys) == len(SEATS), "what was found of a proposal belongs to it"
 
 
 def test_a_repeated_run_belongs_to_the_same_task() -> None:
-    writes = written([*WHOLE, *SECOND])
+    writes = writes_of([*WHOLE, *SECOND])
     assert {node.key for node in writes.nodes if node.label == "Task"} == {
         "task-a",
         "task-a-check",

@@ -27,18 +27,18 @@ class Flaky(CypherGraph):
         self.failures = failures
         self.batches: list[int] = []
 
-    def _away(self) -> None:
+    def _fail_if_planned(self) -> None:
         if self.failures:
             self.failures -= 1
             raise GraphUnavailable("away")
 
     async def project(self, records: Sequence[Recorded]) -> None:
-        self._away()
+        self._fail_if_planned()
         self.batches.append(len(records))
         await super().project(records)
 
     async def position(self) -> int:
-        self._away()
+        self._fail_if_planned()
         return await super().position()
 
 
@@ -56,14 +56,14 @@ async def graph(tmp_path: Path) -> AsyncIterator[CypherGraph]:
         yield CypherGraph(store)
 
 
-async def published(bus: MemoryBus, event_log: EventLog) -> int:
+async def publish_events(bus: MemoryBus, event_log: EventLog) -> int:
     last = 0
     for event in event_log.events:
         last = await bus.publish(event)
     return last
 
 
-async def dumped(graph: CypherGraph) -> list[tuple[str, ...]]:
+async def dump_graph(graph: CypherGraph) -> list[tuple[str, ...]]:
     return sorted([line async for line in graph.dump()])
 
 
@@ -73,25 +73,25 @@ async def test_the_projector_follows_the_log_from_the_position_of_the_graph(
     bus = MemoryBus()
     projector = Projector(bus, graph, batch_size=BATCH, pace_seconds=0)
     async with asyncio.timeout(60), running(projector, 0):
-        await projector.wait_written(await published(bus, EventLog("task-a").whole()))
+        await projector.wait_written(await publish_events(bus, EventLog("task-a").completed()))
     position = await graph.position()
     assert position == projector.written > 20
-    last = await published(bus, EventLog("task-b", "story-2", days=1).whole())
+    last = await publish_events(bus, EventLog("task-b", "story-2", days=1).completed())
     flaky = Flaky(graph, 0)
     second_projector = Projector(bus, flaky, batch_size=BATCH, pace_seconds=0)
     async with asyncio.timeout(60), running(second_projector, last):
         await second_projector.wait_written(last)
     assert sum(flaky.batches) == last - position, "written events are not read again"
     assert max(flaky.batches) <= BATCH
-    one_by_one = await dumped(graph)
+    one_by_one = await dump_graph(graph)
     await graph.clear()
     assert await Projector(bus, graph, batch_size=BATCH, pace_seconds=0).catch_up(last) == last
-    assert await dumped(graph) == one_by_one
+    assert await dump_graph(graph) == one_by_one
 
 
 async def test_an_unavailable_graph_falls_behind_and_loses_nothing(graph: CypherGraph) -> None:
     bus = MemoryBus()
-    last = await published(bus, EventLog().whole())
+    last = await publish_events(bus, EventLog().completed())
     flaky = Flaky(graph, 2)
     projector = Projector(bus, flaky, batch_size=BATCH, pace_seconds=0, pause_seconds=0.01)
     async with asyncio.timeout(60), running(projector, last):
@@ -104,20 +104,20 @@ async def test_an_unavailable_graph_falls_behind_and_loses_nothing(graph: Cypher
 async def test_the_graph_of_another_log_is_projected_again(graph: CypherGraph) -> None:
     bus = MemoryBus()
     await graph.project([Recorded(1000, EventLog("old").deliberated().events[0])])
-    last = await published(bus, EventLog().whole())
+    last = await publish_events(bus, EventLog().completed())
     assert await Projector(bus, graph, batch_size=BATCH, pace_seconds=0).catch_up(last) == last
     assert await graph.ask("deliberation", tenant="local", task_id="task-a")
 
 
 async def test_a_process_without_the_lease_writes_nothing(graph: CypherGraph) -> None:
-    bus, may = MemoryBus(), True
-    last = await published(bus, EventLog("task-a").whole())
-    projector = Projector(bus, graph, batch_size=BATCH, pace_seconds=0, is_writer=lambda: may)
-    may = False
+    bus, is_writer = MemoryBus(), True
+    last = await publish_events(bus, EventLog("task-a").completed())
+    projector = Projector(bus, graph, batch_size=BATCH, pace_seconds=0, is_writer=lambda: is_writer)
+    is_writer = False
     with pytest.raises(GraphUnavailable, match="another process writes the graph now"):
         await projector.catch_up(last)
     assert await graph.position() == 0
-    may = True
+    is_writer = True
     await projector.catch_up(last)
     assert await graph.position() == last
 
@@ -135,7 +135,7 @@ async def test_a_batch_that_is_too_large_is_written_in_parts(
     graph: CypherGraph,
 ) -> None:
     bus, small = MemoryBus(), Small(graph, 0)
-    last = await published(bus, EventLog("task-a").whole())
+    last = await publish_events(bus, EventLog("task-a").completed())
     projector = Projector(bus, small, batch_size=BATCH, pace_seconds=0, pause_seconds=0)
     async with asyncio.timeout(60), running(projector, last):
         await projector.wait_written(last)

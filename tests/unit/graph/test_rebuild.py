@@ -18,7 +18,7 @@ from moothall.config import GraphSettings, Settings
 from moothall.errors import ConfigurationError
 from moothall.events.nats.maintenance import prune
 from moothall.settings import load_settings
-from support.event_log import EventLog, delivered
+from support.event_log import EventLog, delivered_sha
 from support.neo4j import Address
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
@@ -37,19 +37,19 @@ async def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
     async with open_graph(settings.graph, settings.data_dir) as graph:
         await graph.clear()
     async with open_log(settings, lambda _: None) as bus:
-        for event in EventLog().whole().events:
+        for event in EventLog().completed().events:
             await bus.publish(event)
     return settings
 
 
 async def test_a_rebuild_gives_the_same_graph_and_reports_progress(settings: Settings) -> None:
     async with open_answers(settings) as answers:
-        (row,) = await answers.ask("provenance", tenant="local", commit_sha=delivered())
+        (row,) = await answers.ask("provenance", tenant="local", commit_sha=delivered_sha())
         assert row["decisions"]
         counts = await answers.counts()
     progress: list[tuple[int, int]] = []
     result = await rebuild(settings, lambda seq, last: progress.append((seq, last)), batch_size=7)
-    number = len(EventLog().whole().events)
+    number = len(EventLog().completed().events)
     assert result.events == number
     assert result.before == result.after
     assert len(result.after) == sum(counts.values())
@@ -60,23 +60,23 @@ async def test_a_rebuild_gives_the_same_graph_and_reports_progress(settings: Set
 
 async def test_a_lossy_rebuild_is_refused(settings: Settings) -> None:
     async with open_answers(settings) as answers:
-        before = await answers.counts()
+        counts_before = await answers.counts()
     async with open_log(settings, lambda _: None) as bus:
         await prune(bus, 3)
     with pytest.raises(ConfigurationError, match="--lossy"):
         await rebuild(settings, lambda _seq, _last: None)
     async with open_answers(settings) as answers:
-        assert await answers.counts() == before
+        assert await answers.counts() == counts_before
     result = await rebuild(settings, lambda _seq, _last: None, lossy=True)
     assert result.events == 3
     assert len(result.after) < len(result.before)
 
 
 async def test_the_graph_reads_events_before_they_are_pruned(settings: Settings) -> None:
-    gone = await prune_shared(settings, 3, lambda _: None)
-    assert gone.events > 20
+    pruned = await prune_shared(settings, 3, lambda _: None)
+    assert pruned.events > 20
     async with open_answers(settings) as answers:
-        assert await answers.ask("provenance", tenant="local", commit_sha=delivered())
+        assert await answers.ask("provenance", tenant="local", commit_sha=delivered_sha())
 
 
 async def test_a_rebuild_needs_exclusive_access(settings: Settings) -> None:

@@ -19,11 +19,11 @@ from moothall.graph.embedded import embedded_store
 from moothall.graph.neo4j import neo4j_store
 from moothall.graph.schema import schema
 from moothall.graph.store import CypherGraph, SocketGraphClient, serve_socket
-from support.event_log import EventLog, recorded
+from support.event_log import EventLog, as_recorded
 from support.neo4j import Address
-from support.servers import free_port, relayed
+from support.servers import free_port, relay_port
 
-WHOLE = recorded(EventLog().whole().events)
+WHOLE = as_recorded(EventLog().completed().events)
 
 
 WRITER = """
@@ -31,11 +31,11 @@ import asyncio, sys
 from pathlib import Path
 from moothall.graph.embedded import embedded_store
 from moothall.graph.store import CypherGraph
-from support.event_log import EventLog, recorded
+from support.event_log import EventLog, as_recorded
 
 async def work():
     async with embedded_store(Path(sys.argv[1]), query_seconds=30) as store:
-        for record in recorded(EventLog().whole().events):
+        for record in as_recorded(EventLog().completed().events):
             await CypherGraph(store).project([record])
             print(record.seq, flush=True)
 
@@ -44,24 +44,24 @@ asyncio.run(work())
 
 
 @pytest.mark.e2e  # a process that is killed
-@pytest.mark.parametrize("after", [1, 12])
-async def test_kill_9_during_writes_loses_nothing_written(tmp_path: Path, after: int) -> None:
+@pytest.mark.parametrize("min_written", [1, 12])
+async def test_kill_9_during_writes_loses_nothing_written(tmp_path: Path, min_written: int) -> None:
     path = tmp_path / "context.kgl"
     env = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", WRITER, str(path), stdout=asyncio.subprocess.PIPE, env=env
     )
     assert process.stdout is not None
-    written = 0
+    written_count = 0
     async with asyncio.timeout(120):
-        while written < after:
-            written = int(await process.stdout.readline())
+        while written_count < min_written:
+            written_count = int(await process.stdout.readline())
         process.kill()
         await process.wait()
     async with embedded_store(path, query_seconds=30) as store:
         graph = CypherGraph(store)
         position = await graph.position()
-        assert position >= written
+        assert position >= written_count
         await graph.project([record for record in WHOLE if record.seq > position])
         caught_up = sorted([line async for line in graph.dump()])
         await graph.clear()
@@ -95,11 +95,11 @@ async def test_a_graph_answers_on_its_socket(tmp_path: Path) -> None:
     deep.mkdir()
     async with embedded_store(deep / "context.kgl", query_seconds=30) as store:
         graph = CypherGraph(store)
-        event_log = EventLog().whole()
+        event_log = EventLog().completed()
         event_log.of_story(EventType.STORY_COMMENTED, comment="x" * 2000)
         for _ in range(100):
             event_log.of_story(EventType.STORY_COMMENTED, comment="y" * 2000)
-        await graph.project(recorded(event_log.events))
+        await graph.project(as_recorded(event_log.events))
         async with serve_socket(graph, deep / "graph.sock"):
             client = SocketGraphClient(deep / "graph.sock")
             assert await client.ask("story", tenant="local", story_id="story-1") == await graph.ask(
@@ -148,16 +148,18 @@ async def test_a_late_server_gets_its_constraints_before_the_first_write(
         neo4j_store(settings(neo4j.url_with_user)) as client,
         neo4j_store(
             settings(f"bolt://{neo4j.user}@127.0.0.1:{port}"), must_answer=False, retry_seconds=1
-        ) as later,
-        relayed((at.hostname or "", at.port or 0), port=port),
+        ) as late_store,
+        relay_port((at.hostname or "", at.port or 0), port=port),
     ):
         for kind, kinds in (("CONSTRAINT", "CONSTRAINTS"), ("INDEX", "INDEXES")):
             for row in await client.read(
                 f"SHOW {kinds} YIELD name WHERE name STARTS WITH 'moothall_'", {}
             ):
                 await client.write([(f"DROP {kind} {row['name']} IF EXISTS", {})])
-        await later.write([])
-        rows = await later.read("SHOW INDEXES YIELD name WHERE name STARTS WITH 'moothall_'", {})
+        await late_store.write([])
+        rows = await late_store.read(
+            "SHOW INDEXES YIELD name WHERE name STARTS WITH 'moothall_'", {}
+        )
         assert len(rows) == len(schema())
 
 
@@ -217,9 +219,8 @@ async def test_deleted_nodes_cause_no_conflict_after_reopening(
         async with embedded_store(path, query_seconds=30) as store:
             graph = CypherGraph(store, keep=2)
             for days in range(start, start + 4):
-                await graph.project(
-                    recorded(EventLog(f"task-{days}", f"story-{days}", days=days).whole().events)
-                )
+                log = EventLog(f"task-{days}", f"story-{days}", days=days).completed()
+                await graph.project(as_recorded(log.events))
             counts = await graph.counts()
     assert (counts["Deliberation"], counts["Story"]) == (2, 12)
 
@@ -232,8 +233,7 @@ async def test_a_store_that_reopens_while_writing_has_the_same_content(tmp_path:
         ) as store:
             graph = CypherGraph(store)
             for days in range(4):
-                await graph.project(
-                    recorded(EventLog(f"task-{days}", f"story-{days}", days=days).whole().events)
-                )
+                log = EventLog(f"task-{days}", f"story-{days}", days=days).completed()
+                await graph.project(as_recorded(log.events))
             dumps.append([line async for line in graph.dump()])
     assert dumps[0] == dumps[1]

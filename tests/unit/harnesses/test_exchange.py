@@ -42,10 +42,10 @@ async def exchange_lines(*lines: str) -> tuple[list[dict[str, Any]], HarnessClie
     client = HarnessClient(TASK)
     async with asyncio.TaskGroup() as group:
         exchange = HarnessExchange("model", no_model, group, client)
-        sent = await exchange(lines) or ()
+        answers = await exchange(lines) or ()
         exchange.end()
         assert await exchange.receive() is None
-    return [json.loads(item["line"]) for item in map(json.loads, sent) if "line" in item], client
+    return [json.loads(item["line"]) for item in map(json.loads, answers) if "line" in item], client
 
 
 @pytest.mark.parametrize(
@@ -101,27 +101,27 @@ async def test_a_flood_of_updates_leaves_a_bounded_text() -> None:
 
 
 async def test_no_model_call_is_made_after_the_end() -> None:
-    asked = 0
+    call_count = 0
 
     async def ask(question: ModelQuestion) -> ChatReply:
-        nonlocal asked
-        asked += 1
+        nonlocal call_count
+        call_count += 1
         return ChatReply("so", "stop", Usage())
 
     async with asyncio.TaskGroup() as group:
         exchange = HarnessExchange("model", ask, group, HarnessClient(TASK))
         exchange.end()
         assert await exchange([REQUEST] * 3) is None
-    assert asked == 0
+    assert call_count == 0
 
 
 async def test_further_requests_at_once_are_refused_with_a_reason() -> None:
-    async def never(question: ModelQuestion) -> ChatReply:
+    async def wait_forever(question: ModelQuestion) -> ChatReply:
         await asyncio.Event().wait()
         raise AssertionError
 
     async with asyncio.TaskGroup() as group:
-        exchange = HarnessExchange("model", never, group, HarnessClient(TASK))
+        exchange = HarnessExchange("model", wait_forever, group, HarnessClient(TASK))
         (reply, _) = map(json.loads, await exchange([REQUEST] * 17) or ())
         exchange.end()
     assert reply["status"] == 429

@@ -64,8 +64,8 @@ def test_a_request_is_read_with_its_calls_and_without_images() -> None:
 
 async def test_a_stream_and_a_document_have_the_same_content() -> None:
     path = "/v1/chat/completions"
-    whole = await answer("POST", path, json.dumps({**BODY, "stream": False}), "own", _reply)
-    choice = json.loads(whole.content)["choices"][0]
+    document = await answer("POST", path, json.dumps({**BODY, "stream": False}), "own", _reply)
+    choice = json.loads(document.content)["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"a": 2}'
     streamed = await answer("POST", path, json.dumps(BODY), "own", _reply)
@@ -76,7 +76,7 @@ async def test_a_stream_and_a_document_have_the_same_content() -> None:
     assert deltas[0]["content"] == "I do"
     call = deltas[1]["tool_calls"][0]
     assert {**call, "index": 0} == {**choice["message"]["tool_calls"][0], "index": 0}
-    assert chunks[-1]["usage"] == json.loads(whole.content)["usage"]
+    assert chunks[-1]["usage"] == json.loads(document.content)["usage"]
 
 
 @pytest.mark.parametrize(
@@ -218,13 +218,13 @@ def _events(reply: HttpReply) -> list[dict[str, Any]]:
 
 async def test_a_stream_of_messages_has_the_content_of_the_document() -> None:
     body, path = json.dumps(MESSAGES_BODY), "/v1/messages?beta=true"
-    whole = json.loads((await answer("POST", path, body, "own", _reply)).content)
-    assert whole["content"] == [
+    document = json.loads((await answer("POST", path, body, "own", _reply)).content)
+    assert document["content"] == [
         {"type": "text", "text": "I do"},
         {"type": "tool_use", "id": "c2", "name": "bash", "input": {"a": 2}},
     ]
-    assert whole["stop_reason"] == "tool_use"
-    assert whole["usage"]["input_tokens"] + whole["usage"]["cache_read_input_tokens"] == 10
+    assert document["stop_reason"] == "tool_use"
+    assert document["usage"]["input_tokens"] + document["usage"]["cache_read_input_tokens"] == 10
     streaming = json.dumps({**MESSAGES_BODY, "stream": True})
     events = _events(await answer("POST", path, streaming, "own", _reply))
     blocks: list[dict[str, Any]] = []
@@ -237,9 +237,9 @@ async def test_a_stream_of_messages_has_the_content_of_the_document() -> None:
                 blocks[-1]["text"] += delta["text"]
             else:
                 blocks[-1]["input"] = json.loads(delta["partial_json"])
-    assert blocks == whole["content"]
+    assert blocks == document["content"]
     assert events[-2]["delta"]["stop_reason"] == "tool_use"
-    assert events[-2]["usage"] == whole["usage"]
+    assert events[-2]["usage"] == document["usage"]
 
 
 async def test_a_stream_of_responses_has_the_content_of_the_document() -> None:
@@ -248,29 +248,31 @@ async def test_a_stream_of_responses_has_the_content_of_the_document() -> None:
         return ChatReply("I do", "stop", Usage(10, 2, 5, 1), calls=(*REPLY.calls, free))
 
     body, path = json.dumps(RESPONSES_BODY), "/v1/responses"
-    whole = json.loads((await answer("POST", path, body, "own", reply)).content)
-    text, function, free = whole["output"]
+    document = json.loads((await answer("POST", path, body, "own", reply)).content)
+    text, function, free = document["output"]
     assert text["content"][0]["text"] == "I do"
     assert (function["type"], function["arguments"]) == ("function_call", '{"a": 2}')
     assert (free["type"], free["input"]) == ("custom_tool_call", "*** End")
-    assert whole["status"] == "completed"
+    assert document["status"] == "completed"
     streaming = json.dumps({**RESPONSES_BODY, "stream": True})
     events = _events(await answer("POST", path, streaming, "own", reply))
     assert [event["sequence_number"] for event in events] == [*range(len(events))]
-    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
-    ids = [{**item, "id": ""} for item in done]
-    assert ids == [{**item, "id": ""} for item in whole["output"]]
+    finished_items = [
+        event["item"] for event in events if event["type"] == "response.output_item.done"
+    ]
+    ids = [{**item, "id": ""} for item in finished_items]
+    assert ids == [{**item, "id": ""} for item in document["output"]]
     assert events[-1]["type"] == "response.completed"
-    assert events[-1]["response"]["output"] == done
+    assert events[-1]["response"]["output"] == finished_items
 
 
 async def test_a_truncated_reply_is_marked_as_such() -> None:
-    async def cut(question: ModelQuestion) -> ChatReply:
+    async def cut_reply(question: ModelQuestion) -> ChatReply:
         return ChatReply("I d", "length", Usage(10, 2, 5, 1))
 
-    reply = await answer("POST", "/v1/messages", json.dumps(MESSAGES_BODY), "own", cut)
+    reply = await answer("POST", "/v1/messages", json.dumps(MESSAGES_BODY), "own", cut_reply)
     assert json.loads(reply.content)["stop_reason"] == "max_tokens"
-    reply = await answer("POST", "/v1/responses", json.dumps(RESPONSES_BODY), "own", cut)
+    reply = await answer("POST", "/v1/responses", json.dumps(RESPONSES_BODY), "own", cut_reply)
     assert json.loads(reply.content)["status"] == "incomplete"
 
 
@@ -290,8 +292,8 @@ async def test_invalid_arguments_reach_the_harness_as_text() -> None:
     async def reply(question: ModelQuestion) -> ChatReply:
         return ChatReply("", "stop", Usage(), calls=(FunctionCall("c2", "bash", "{oops"),))
 
-    whole = await answer("POST", "/v1/messages", json.dumps(MESSAGES_BODY), "own", reply)
-    (block,) = json.loads(whole.content)["content"]
+    document = await answer("POST", "/v1/messages", json.dumps(MESSAGES_BODY), "own", reply)
+    (block,) = json.loads(document.content)["content"]
     assert block["input"] == {"arguments": "{oops"}
 
 

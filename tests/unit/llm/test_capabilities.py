@@ -33,7 +33,7 @@ def refuse(*messages: str, status: int = 400, **named: str) -> Capabilities:
 
 
 @pytest.mark.parametrize(
-    ("message", "gone"),
+    ("message", "omitted"),
     [
         ("Unsupported value: 'temperature' does not support 0.5 with this model.", {"temperature"}),
         ("`temperature` is deprecated for this model.", {"temperature"}),
@@ -52,8 +52,8 @@ def refuse(*messages: str, status: int = 400, **named: str) -> Capabilities:
         ("the prompt names no seedling", set()),
     ],
 )
-def test_named_parameters_are_omitted(message: str, gone: set[str]) -> None:
-    assert BODY.keys() - refuse(message).adapt(BODY).keys() == gone
+def test_named_parameters_are_omitted(message: str, omitted: set[str]) -> None:
+    assert BODY.keys() - refuse(message).adapt(BODY).keys() == omitted
 
 
 def test_the_parameter_field_of_an_error_takes_precedence() -> None:

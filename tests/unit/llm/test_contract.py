@@ -15,7 +15,7 @@ from moothall.testing.model import Fault
 from moothall.testing.server_contract import ChatModelContract, talking
 
 
-async def scripted(body: dict[str, Any], _headers: Any) -> str | Fault:
+async def answer_call(body: dict[str, Any], _headers: Any) -> str | Fault:
     if body["max_tokens"] == 4:
         return Fault("length", text="one, two")
     if body["max_tokens"] == 4000:
@@ -25,7 +25,7 @@ async def scripted(body: dict[str, Any], _headers: Any) -> str | Fault:
 
 @pytest.fixture
 async def model() -> AsyncIterator[OpenAIModel]:
-    async with talking(scripted) as (client, _):
+    async with talking(answer_call) as (client, _):
         yield client
 
 

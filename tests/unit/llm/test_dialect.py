@@ -115,9 +115,11 @@ def test_nearly_finished_work_has_the_highest_priority() -> None:
 
 
 def test_extra_fields_are_deterministic() -> None:
-    one, two = (
+    first_fields, second_fields = (
         Dialect(LlmSettings(api_key="k"), ["vllm"]).additions(ask(tenant="red")) for _ in range(2)
     )
     assert (
-        one == two != Dialect(LlmSettings(api_key="other"), ["vllm"]).additions(ask(tenant="red"))
+        first_fields
+        == second_fields
+        != Dialect(LlmSettings(api_key="other"), ["vllm"]).additions(ask(tenant="red"))
     )

@@ -32,8 +32,11 @@ STREAM = OK + b"Content-Type: text/event-stream\r\n"
 MODELS = b'{"data": [{"id": "m"}]}'
 
 
-def finished(text: str, **more: Any) -> bytes:
-    chunk = {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop"}], **more}
+def final_chunk(text: str, **fields: Any) -> bytes:
+    chunk = {
+        "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop"}],
+        **fields,
+    }
     return f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode()
 
 
@@ -137,24 +140,24 @@ async def test_a_slow_response_reaches_the_call_limit(head: bytes) -> None:
 
 async def test_redirects_are_not_followed() -> None:
     async with (
-        talking(lambda _b, _h: "stolen") as (_, other),
+        talking(lambda _b, _h: "stolen") as (_, other_server),
         hostile(
             send_once(
-                f"HTTP/1.1 307 Go\r\nLocation: {other.base_url}\r\nContent-Length: "
+                f"HTTP/1.1 307 Go\r\nLocation: {other_server.base_url}\r\nContent-Length: "
                 "0\r\n\r\n".encode()
             )
         ) as model,
     ):
         with pytest.raises(ConfigurationError, match="redirects to"):
             await model.chat(ask())
-    assert not other.requests
+    assert not other_server.requests
 
 
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
         (STREAM + b"\r\ndata: \xff\xfe\n\n", "not UTF-8"),
-        (STREAM + b"Content-Length: 500\r\n\r\n" + finished("hi")[:20], "Payload"),
+        (STREAM + b"Content-Length: 500\r\n\r\n" + final_chunk("hi")[:20], "Payload"),
         (b"HTTP/9.9 what\r\n\r\n", "failed 2 times"),
         (b"\0" * 100, "failed 2 times"),
         (STREAM + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", "failed 2 times"),
@@ -167,7 +170,7 @@ async def test_an_invalid_response_is_retried_and_reported(raw: bytes, message: 
 
 
 async def test_replies_can_be_stored_and_printed() -> None:
-    raw = finished("half \ud800 a pair", model="m\x1b[2J" + "x" * 5000)
+    raw = final_chunk("half \ud800 a pair", model="m\x1b[2J" + "x" * 5000)
     async with hostile(send_once(STREAM + b"\r\n" + raw)) as model:
         pieces: list[str] = []
         reply = await model.chat(ask(), pieces.append)

@@ -25,8 +25,8 @@ from moothall.llm.serve_local import (
 SYSTEM = {"role": "system", "content": "s" * 3000}
 
 
-def prompt(task: str, last: str, *more: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [SYSTEM, {"role": "user", "content": task * 2000 + last}, *more]
+def prompt(task: str, last: str, *messages: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [SYSTEM, {"role": "user", "content": task * 2000 + last}, *messages]
 
 
 @dataclass
@@ -71,53 +71,53 @@ async def call(states: KvCacheSlots, engine: Engine, messages: Messages) -> int:
         return engine.answer(slot.number, messages)
 
 
-def opened(folder: Path, count: int = 3, **more: Any) -> tuple[KvCacheSlots, Engine]:
+def open_slots(folder: Path, count: int = 3, **options: Any) -> tuple[KvCacheSlots, Engine]:
     engine = Engine(folder)
-    return KvCacheSlots(cast("Any", engine), folder, count, **more), engine
+    return KvCacheSlots(cast("Any", engine), folder, count, **options), engine
 
 
 async def test_concurrent_calls_compute_their_common_prefix_once(tmp_path: Path) -> None:
-    states, engine = opened(tmp_path)
+    states, engine = open_slots(tmp_path)
     prompts = [prompt("t", f"seat {n}") for n in range(3)]
-    fresh = await asyncio.gather(*(call(states, engine, one) for one in prompts))
+    fresh = await asyncio.gather(*(call(states, engine, messages) for messages in prompts))
     assert max(fresh) < 20
     assert engine.computed < len(as_text(prompts[0])) + 100
 
 
 async def test_the_state_of_a_plan_serves_every_seat(tmp_path: Path) -> None:
-    states, engine = opened(tmp_path)
+    states, engine = open_slots(tmp_path)
     await call(states, engine, prompt("t", "plan"))
-    before = engine.computed
+    computed_before = engine.computed
     await asyncio.gather(*(call(states, engine, prompt("t", f"seat {n}")) for n in range(3)))
-    assert engine.computed - before < 100
+    assert engine.computed - computed_before < 100
 
 
 async def test_the_next_turn_finds_its_history(tmp_path: Path) -> None:
-    states, engine = opened(tmp_path)
+    states, engine = open_slots(tmp_path)
     reply = {"role": "assistant", "content": "x" * 1000}
     first = [prompt("t", f"seat {n}", reply) for n in range(3)]
-    await asyncio.gather(*(call(states, engine, one) for one in first))
+    await asyncio.gather(*(call(states, engine, messages) for messages in first))
     await asyncio.gather(
         *(call(states, engine, prompt("another", f"review {n}")) for n in range(3))
     )
-    continued = [[*one, {"role": "user", "content": "go on"}] for one in first]
-    fresh = await asyncio.gather(*(call(states, engine, one) for one in continued))
+    continued = [[*messages, {"role": "user", "content": "go on"}] for messages in first]
+    fresh = await asyncio.gather(*(call(states, engine, messages) for messages in continued))
     assert max(fresh) < 50
 
 
 async def test_the_system_message_is_kept_across_runs(tmp_path: Path) -> None:
-    states, engine = opened(tmp_path)
+    states, engine = open_slots(tmp_path)
     await call(states, engine, prompt("t", "one"))
     states.close()
     assert [file.name[:5] for file in tmp_path.iterdir()] == ["kept-"]
-    states, engine = opened(tmp_path)
+    states, engine = open_slots(tmp_path)
     fresh = await call(states, engine, prompt("u", "two"))
     assert engine.restored == 1
     assert fresh == engine.computed < 3000
 
 
 async def test_a_removed_state_file_is_computed_again(tmp_path: Path) -> None:
-    states, engine = opened(tmp_path)
+    states, engine = open_slots(tmp_path)
     await call(states, engine, prompt("t", "x"))
     for file in tmp_path.glob("kept-*"):
         file.unlink()
@@ -126,32 +126,32 @@ async def test_a_removed_state_file_is_computed_again(tmp_path: Path) -> None:
 
 
 async def test_models_do_not_share_states(tmp_path: Path) -> None:
-    states, engine = opened(tmp_path, salt="one")
+    states, engine = open_slots(tmp_path, salt="one")
     await call(states, engine, prompt("t", "x"))
-    states, engine = opened(tmp_path, salt="two")
+    states, engine = open_slots(tmp_path, salt="two")
     await call(states, engine, prompt("t", "x"))
     assert engine.restored == 0
 
 
 async def test_a_damaged_file_is_replaced(tmp_path: Path) -> None:
-    states, engine = opened(tmp_path)
+    states, engine = open_slots(tmp_path)
     await call(states, engine, prompt("t", "x"))
     (state_file,) = tmp_path.glob("kept-*")
     state_file.write_text("rubbish")
-    states, engine = opened(tmp_path)
+    states, engine = open_slots(tmp_path)
     assert await call(states, engine, prompt("t", "x")) >= 0
     assert state_file.read_text() == as_text([SYSTEM])
 
 
 async def test_an_engine_that_cannot_save_still_answers(tmp_path: Path) -> None:
-    states, engine = opened(tmp_path)
+    states, engine = open_slots(tmp_path)
     engine.broken = True
     await asyncio.gather(*(call(states, engine, prompt("t", f"seat {n}")) for n in range(6)))
     assert not any(slot.busy for slot in states.slots)
 
 
 async def test_the_disk_holds_a_bounded_number_of_states(tmp_path: Path) -> None:
-    states, engine = opened(tmp_path, limit=4, kept_limit=2)
+    states, engine = open_slots(tmp_path, limit=4, kept_limit=2)
     for n in range(20):
         await call(
             states,
@@ -169,12 +169,12 @@ async def test_the_disk_holds_a_bounded_number_of_states(tmp_path: Path) -> None
 
 async def test_files_of_ended_runs_are_removed(tmp_path: Path) -> None:
     (tmp_path / "run-999999999-abc").write_text("left over")
-    opened(tmp_path)
+    open_slots(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 async def test_a_cancelled_call_releases_its_slot(tmp_path: Path) -> None:
-    states, engine = opened(tmp_path, count=1)
+    states, engine = open_slots(tmp_path, count=1)
 
     async def hold() -> None:
         async with states.slot_for(prompt("t", "x")):
@@ -190,10 +190,10 @@ async def test_a_cancelled_call_releases_its_slot(tmp_path: Path) -> None:
 
 
 async def test_no_slot_serves_two_calls(tmp_path: Path) -> None:
-    states, engine = opened(tmp_path)
+    states, engine = open_slots(tmp_path)
     busy = set[int]()
 
-    async def one(n: int) -> None:
+    async def call_once(n: int) -> None:
         async with states.slot_for(prompt("abc"[n % 3], f"call {n}")) as slot:
             assert slot.number not in busy
             busy.add(slot.number)
@@ -201,17 +201,17 @@ async def test_no_slot_serves_two_calls(tmp_path: Path) -> None:
             engine.answer(slot.number, prompt("abc"[n % 3], f"call {n}"))
             busy.remove(slot.number)
 
-    await asyncio.gather(*(one(n) for n in range(20)))
+    await asyncio.gather(*(call_once(n) for n in range(20)))
 
 
 texts = st.text(st.sampled_from("ab"), max_size=12)
 
 
 @given(texts, texts)
-def test_the_common_prefix_is_the_longest_one(one: str, other: str) -> None:
-    size = common_prefix_length(one, other)
-    assert one[:size] == other[:size]
-    assert size in {len(one), len(other)} or one[size] != other[size]
+def test_the_common_prefix_is_the_longest_one(first_text: str, second_text: str) -> None:
+    size = common_prefix_length(first_text, second_text)
+    assert first_text[:size] == second_text[:size]
+    assert size in {len(first_text), len(second_text)} or first_text[size] != second_text[size]
 
 
 @given(

@@ -31,8 +31,8 @@ async def test_a_model_that_does_not_load_is_reported_with_the_end_of_the_log(
 def test_download_progress_reports_each_tenth_once() -> None:
     messages: list[str] = []
     report = download_progress(messages.append)
-    for done in (0, 3, 14, 15, 94, 53, 54, 0, 99, 100):
-        report(done * 4_000_000, 400_000_000)
+    for megabytes in (0, 3, 14, 15, 94, 53, 54, 0, 99, 100):
+        report(megabytes * 4_000_000, 400_000_000)
     assert [line.split(": ")[1] for line in messages] == [
         f"{percent} % of 400 MB" for percent in (0, 10, 90, 100)
     ]

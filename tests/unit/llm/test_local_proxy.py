@@ -20,7 +20,7 @@ from moothall.testing.server_contract import ask
 
 
 @asynccontextmanager
-async def fronted(
+async def open_proxied_model(
     folder: Path, answer: Answer
 ) -> AsyncIterator[tuple[OpenAIModel, ScriptedModel, str]]:
     async with (
@@ -42,7 +42,7 @@ async def fronted(
 
 
 async def test_a_call_is_forwarded_with_its_slot(tmp_path: Path) -> None:
-    async with fronted(tmp_path, lambda _b, _h: "hello") as (model, engine, _):
+    async with open_proxied_model(tmp_path, lambda _b, _h: "hello") as (model, engine, _):
         reply = await model.chat(ask(seed=9))
     assert (reply.text, reply.model) == ("hello", "small")
     assert engine.requests[-1].body["id_slot"] in {0, 1}
@@ -51,7 +51,11 @@ async def test_a_call_is_forwarded_with_its_slot(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["cut", "drop"])
 async def test_an_interrupted_engine_response_is_an_error(tmp_path: Path, kind: Any) -> None:
-    async with fronted(tmp_path, lambda _b, _h: Fault(kind, text="half")) as (model, _, _url):
+    async with open_proxied_model(tmp_path, lambda _b, _h: Fault(kind, text="half")) as (
+        model,
+        _,
+        _url,
+    ):
         with pytest.raises(ModelUnavailable, match="failed 2 times"):
             await model.chat(ask())
 
@@ -75,7 +79,7 @@ async def test_an_invalid_request_is_refused(
     tmp_path: Path, body: bytes, status: int, message: str
 ) -> None:
     async with (
-        fronted(tmp_path, lambda _b, _h: "hello") as (_, engine, url),
+        open_proxied_model(tmp_path, lambda _b, _h: "hello") as (_, engine, url),
         aiohttp.ClientSession(headers={"Authorization": "Bearer outer"}) as session,
         session.post(f"{url}/chat/completions", data=body) as response,
     ):
@@ -85,7 +89,7 @@ async def test_an_invalid_request_is_refused(
 
 
 async def test_the_key_is_required(tmp_path: Path) -> None:
-    async with fronted(tmp_path, lambda _b, _h: "hello") as (_, engine, url):
+    async with open_proxied_model(tmp_path, lambda _b, _h: "hello") as (_, engine, url):
         for key in ("", "inner", "wrong"):
             async with open_model(
                 LlmSettings(api_key=key) if key else LlmSettings(), url
@@ -96,7 +100,7 @@ async def test_the_key_is_required(tmp_path: Path) -> None:
 
 
 async def test_tokens_are_counted_by_the_engine(tmp_path: Path) -> None:
-    async with fronted(tmp_path, lambda _b, _h: "hello") as (_, engine, url):
+    async with open_proxied_model(tmp_path, lambda _b, _h: "hello") as (_, engine, url):
         engine.tokenize = lambda body: {"tokens": body["content"].split()}
         async with counting(LlmSettings(), url.replace("//", "//outer@")) as count:
             assert await count("one two three four") == 4

@@ -128,9 +128,9 @@ async def test_calls_in_the_text_need_offered_tools() -> None:
         "bash", "", {"type": "object", "properties": {"command": {"type": "string"}}}
     )
     async with talking(lambda _b, _h: text) as (model, _):
-        with_tools, without = await model.chat(ask(tools=(tool,))), await model.chat(ask())
+        with_tools, without_tools = await model.chat(ask(tools=(tool,))), await model.chat(ask())
     assert ([call.name for call in with_tools.calls], with_tools.text) == (["bash"], "")
-    assert (without.calls, without.text) == ((), text)
+    assert (without_tools.calls, without_tools.text) == ((), text)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ BASH = FunctionTool(
 )
 
 
-def read(deltas: Sequence[Any], *, key: str = "delta") -> PartialReply:
+def read_deltas(deltas: Sequence[Any], *, key: str = "delta") -> PartialReply:
     reply = PartialReply()
     for delta in deltas:
         reply.add_event(json.dumps({"choices": [{"index": 0, key: delta}]}))
@@ -37,14 +37,15 @@ def read(deltas: Sequence[Any], *, key: str = "delta") -> PartialReply:
 
 
 def calls(*fragments: Any) -> list[tuple[str, str, str]]:
-    found = read(
+    assembly = read_deltas(
         [
             {"tool_calls": fragment if isinstance(fragment, list) else [fragment]}
             for fragment in fragments
         ]
     )
     return [
-        (call.call_id, call.name, call.arguments) for call in found.calls.finish("t/s/propose/0.1")
+        (call.call_id, call.name, call.arguments)
+        for call in assembly.calls.finish("t/s/propose/0.1")
     ]
 
 
@@ -147,13 +148,13 @@ def test_a_name_and_an_id_in_each_fragment_are_one_call() -> None:
 
 @pytest.mark.parametrize("index", [{"index": 0}, {}])
 def test_complete_calls_with_the_same_index_are_separate(index: dict[str, int]) -> None:
-    one, two = (
+    ls_call, pwd_call = (
         {**index, "function": {"name": "bash", "arguments": {"command": name}}}
         for name in ("ls", "pwd")
     )
-    apart, together = calls(one, two), calls([one, two])
-    assert apart == together
-    assert [json.loads(arguments)["command"] for _, _, arguments in apart] == ["ls", "pwd"]
+    separate_calls, joined_calls = calls(ls_call, pwd_call), calls([ls_call, pwd_call])
+    assert separate_calls == joined_calls
+    assert [json.loads(arguments)["command"] for _, _, arguments in separate_calls] == ["ls", "pwd"]
 
 
 def test_missing_and_repeated_ids_are_replaced_deterministically() -> None:
@@ -169,7 +170,7 @@ def test_missing_and_repeated_ids_are_replaced_deterministically() -> None:
 
 def test_thought_signatures_are_sent_back_with_their_call() -> None:
     signature = {"google": {"thought_signature": "c2ln"}}
-    reply = read(
+    reply = read_deltas(
         [
             {
                 "tool_calls": [
@@ -188,7 +189,7 @@ def test_thought_signatures_are_sent_back_with_their_call() -> None:
 
 
 def test_reasoning_details_are_joined_and_replace_the_text() -> None:
-    reply = read(
+    reply = read_deltas(
         [
             {
                 "reasoning": "I th",
@@ -212,7 +213,7 @@ def test_reasoning_details_are_joined_and_replace_the_text() -> None:
 
 
 def test_content_in_parts_is_text_and_thinking() -> None:
-    reply = read(
+    reply = read_deltas(
         [
             {
                 "content": [
@@ -254,7 +255,7 @@ def test_content_in_parts_is_text_and_thinking() -> None:
 )
 def test_any_delta_is_accepted(value: object) -> None:
     for key in ("delta", "message"):
-        reply = read(
+        reply = read_deltas(
             [value, {"tool_calls": value}, {"tool_calls": [value]}, {"content": value}], key=key
         )
         assert all(isinstance(call.arguments, str) for call in reply.calls.finish("x"))

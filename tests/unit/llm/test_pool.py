@@ -34,10 +34,12 @@ LISTED = b'{"data": [{"id": "m"}]}'
 QUICK = {"retries": 0}
 
 
-def whole(body: bytes, kind: bytes = b"application/json", more: bytes = b"") -> bytes:
+def complete_response(
+    body: bytes, kind: bytes = b"application/json", headers: bytes = b""
+) -> bytes:
     return b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\n%bContent-Length: %d\r\n\r\n%b" % (
         kind,
-        more,
+        headers,
         len(body),
         body,
     )
@@ -55,7 +57,7 @@ async def good_server(
     """Answer a request, whose head has already been read, like a model server."""
     if b"content-length: " in head.lower():
         await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r")[0]))
-    writer.write(whole(LISTED if head.startswith(b"GET") else answer("hello")))
+    writer.write(complete_response(LISTED if head.startswith(b"GET") else answer("hello")))
 
 
 @asynccontextmanager
@@ -64,7 +66,7 @@ async def listening(serve: Serve, tls: ssl.SSLContext | None = None) -> AsyncIte
 
     handlers: set[asyncio.Task[None]] = set()
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if (task := asyncio.current_task()) is not None:
             handlers.add(task)
         try:
@@ -78,7 +80,7 @@ async def listening(serve: Serve, tls: ssl.SSLContext | None = None) -> AsyncIte
             with suppress(ConnectionError):
                 await writer.wait_closed()
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=tls)
+    server = await asyncio.start_server(handle_connection, "127.0.0.1", 0, ssl=tls)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
@@ -212,11 +214,11 @@ async def test_concurrent_calls_get_their_own_responses() -> None:
 
 
 @pytest.mark.parametrize(
-    "more",
-    [answer("stolen")[:30], whole(answer("stolen")), b"H"],
+    "extra_bytes",
+    [answer("stolen")[:30], complete_response(answer("stolen")), b"H"],
     ids=["no head", "an answer", "a letter"],
 )
-async def test_an_unrequested_response_is_not_used_for_the_next_call(more: bytes) -> None:
+async def test_an_unrequested_response_is_not_used_for_the_next_call(extra_bytes: bytes) -> None:
     connections: set[asyncio.StreamWriter] = set()
 
     async def talkative(
@@ -224,7 +226,7 @@ async def test_an_unrequested_response_is_not_used_for_the_next_call(more: bytes
     ) -> None:
         connections.add(writer)
         await good_server(head, reader, writer)
-        writer.write(more)
+        writer.write(extra_bytes)
 
     async with (
         listening(talkative) as port,

@@ -36,41 +36,45 @@ async def replicas(
         yield ReplicatedModel(clients, lambda: now[0]), servers, now
 
 
-def named(name: str) -> Answer:
+def answer_with(name: str) -> Answer:
     return lambda _body, _headers: name
 
 
 async def test_a_deliberation_stays_with_one_server_and_many_use_all_servers() -> None:
-    async with replicas(named("a"), named("b"), named("c")) as (model, servers, _):
+    async with replicas(answer_with("a"), answer_with("b"), answer_with("c")) as (
+        model,
+        servers,
+        _,
+    ):
         for task in range(12):
             answers = {
                 (await model.chat(ask(f"task-{task}/agent-dev-00{seat}/propose/0.1"))).text
                 for seat in range(3)
             }
             assert len(answers) == 1
-        used = {
+        used_urls = {
             model.order(f"task-{task}/x")[0].url for task in range(200)
         }  # ports are drawn: twelve may leave one out
-    assert used == {server.base_url for server in servers}
+    assert used_urls == {server.base_url for server in servers}
 
 
 async def test_removing_a_server_moves_only_its_deliberations() -> None:
-    async with replicas(named("a"), named("b"), named("c")) as (model, _, _now):
-        before = {task: model.order(f"task-{task}/x")[0] for task in range(50)}
-        gone = model._servers[0]
+    async with replicas(answer_with("a"), answer_with("b"), answer_with("c")) as (model, _, _now):
+        servers_before = {task: model.order(f"task-{task}/x")[0] for task in range(50)}
+        removed = model._servers[0]
         fewer = ReplicatedModel(model._servers[1:])
         moved = [
             task
-            for task, server in before.items()
+            for task, server in servers_before.items()
             if fewer.order(f"task-{task}/x")[0] is not server
         ]
-    assert moved == [task for task, server in before.items() if server is gone]
-    assert Counter(before.values())[gone] > 0
+    assert moved == [task for task, server in servers_before.items() if server is removed]
+    assert Counter(servers_before.values())[removed] > 0
 
 
 async def test_a_failed_server_is_replaced_for_a_while() -> None:
     down = Fault("status", status=503)
-    async with replicas(lambda _b, _h: down, named("b")) as (model, (first, second), now):
+    async with replicas(lambda _b, _h: down, answer_with("b")) as (model, (first, second), now):
         task = next(
             name for name in map(str, range(99)) if model.order(name)[0].url == first.base_url
         )
@@ -91,7 +95,7 @@ async def test_an_error_is_raised_if_all_servers_are_down() -> None:
 
 
 async def test_settings_name_the_replicas() -> None:
-    async with scripted_model(named("a")) as a, scripted_model(named("b")) as b:
+    async with scripted_model(answer_with("a")) as a, scripted_model(answer_with("b")) as b:
         async with open_models(Models(QUICK), a.base_url) as opened:
             assert isinstance(opened["default"], OpenAIModel)
         replicated = QUICK.model_copy(update={"replicas": (b.base_url, a.base_url)})
@@ -103,7 +107,7 @@ async def test_settings_name_the_replicas() -> None:
 
 async def test_a_fallback_model_is_used_and_failures_are_shared() -> None:
     down = Fault("status", status=503)
-    async with scripted_model(lambda _b, _h: down) as a, scripted_model(named("b")) as b:
+    async with scripted_model(lambda _b, _h: down) as a, scripted_model(answer_with("b")) as b:
         named_models = {
             "warm": LlmSettings(temperature=1, fallback=("other",)),
             "other": LlmSettings(base_url=b.base_url, model="scripted"),
@@ -128,7 +132,7 @@ async def test_after_the_pause_only_one_call_tries_the_failed_server() -> None:
         await go.wait()
         return "a"
 
-    async with replicas(lambda _b, _h: answers.pop() if answers else slow(), named("b")) as (
+    async with replicas(lambda _b, _h: answers.pop() if answers else slow(), answer_with("b")) as (
         model,
         (first, _),
         now,
@@ -150,7 +154,7 @@ async def test_a_fallback_without_schemas_gets_none() -> None:
     down = Fault("status", status=503)
     async with (
         scripted_model(lambda _b, _h: down) as a,
-        scripted_model(named("b"), schemas=False) as b,
+        scripted_model(answer_with("b"), schemas=False) as b,
     ):
         models = Models.of(
             QUICK.model_copy(update={"fallback": ("other",), "reply": "json"}),
@@ -166,13 +170,13 @@ async def test_a_fallback_without_tools_gets_no_native_tool_calls() -> None:
     tool = FunctionTool("bash", "", {"type": "object", "properties": {}})
     async with (
         scripted_model(lambda _b, _h: Fault("status", status=503), tools=True) as replica_server,
-        scripted_model(named("b")) as other,
+        scripted_model(answer_with("b")) as other_server,
         open_model(QUICK, replica_server.base_url) as first,
-        open_model(QUICK, other.base_url) as second,
+        open_model(QUICK, other_server.base_url) as second,
     ):
         model = ReplicatedModel([first], fallbacks=[[second]])
         assert (await model.chat(ask())).text == "b"
         with pytest.raises(ModelUnavailable):
             await model.chat(ask(tools=(tool,)))
         assert (await model.chat(ask())).text == "b", "it still stands in for other calls"
-    assert not [call for call in other.requests if "tools" in call.body]
+    assert not [call for call in other_server.requests if "tools" in call.body]

@@ -119,18 +119,18 @@ async def test_tools_are_called_and_reasoning_is_sent_back(kind: ServerKind) -> 
         )
     assert (first.text, second.text, third.text) == ("Let me look.", "It is done.", "It is done.")
     assert len(server.refused) == refusals, "what was refused once is not sent again"
-    path, sent = server.requests[-1]
+    path, body = server.requests[-1]
     if kind.reasoning:
         assert first.reasoning
-        assert _has_reasoning(kind, sent)
+        assert _has_reasoning(kind, body)
     assert path == ("/v1/responses" if kind.responses else "/v1/chat/completions")
-    assert "additionalProperties" in _parameters(sent)["properties"], "a property is not a keyword"
+    assert "additionalProperties" in _parameters(body)["properties"], "a property is not a keyword"
 
 
-def _has_reasoning(kind: ServerKind, sent: Mapping[str, Any]) -> bool:
+def _has_reasoning(kind: ServerKind, body: Mapping[str, Any]) -> bool:
     if kind.reasoning == "items":
-        return any(item.get("encrypted_content") for item in sent["input"])
-    message = next(message for message in sent["messages"] if message["role"] == "assistant")
+        return any(item.get("encrypted_content") for item in body["input"])
+    message = next(message for message in body["messages"] if message["role"] == "assistant")
     if kind.reasoning == "signature":
         return all(call["extra_content"] for call in message["tool_calls"])
     if kind.reasoning == "thinking":
@@ -138,8 +138,8 @@ def _has_reasoning(kind: ServerKind, sent: Mapping[str, Any]) -> bool:
     return bool(message[{"details": "reasoning_details"}.get(kind.reasoning, kind.reasoning)])
 
 
-def _parameters(sent: Mapping[str, Any]) -> Mapping[str, Any]:
-    tool = sent["tools"][0]
+def _parameters(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    tool = body["tools"][0]
     parameters: Mapping[str, Any] = tool.get("function", tool)["parameters"]
     return parameters
 
@@ -226,10 +226,10 @@ async def test_parsers_that_do_not_fit_the_model_are_reported() -> None:
         served(SERVERS["vllm"], write) as server,
         open_model(LlmSettings(), server.base_url) as model,
     ):
-        before = await model.examine()
+        report_before = await model.examine()
         reply = await model.chat(ask(tools=(BASH,), max_tokens=2000))
         lines = model.capabilities.describe()
-    assert "native tool calls: yes" in before
+    assert "native tool calls: yes" in report_before
     assert [call.name for call in reply.calls] == ["bash"]
     assert (
         "native tool calls: yes, read from the text: the server has no parser that fits the model"
@@ -286,8 +286,8 @@ async def test_the_operator_may_choose_the_api() -> None:
         server,
     ):
         reply = await model.chat(ask(max_tokens=500))
-    path, sent = server.requests[0]
+    path, body = server.requests[0]
     assert (path, reply.text) == ("/v1/responses", "Hello.")
-    assert sent["reasoning"] == {"effort": "high"}
-    assert sent["store"] is False
-    assert "seed" not in sent
+    assert body["reasoning"] == {"effort": "high"}
+    assert body["store"] is False
+    assert "seed" not in body

@@ -67,7 +67,7 @@ async def test_a_reachable_server_causes_no_message() -> None:
 async def test_each_configuration_mistake_has_its_own_message() -> None:
     async with (
         scripted_model(silent, api_key="right") as server,
-        answering(404) as nothing,
+        answering(404) as not_found_server,
         answering(200) as page,
     ):
         root = server.base_url.removesuffix("/v1")
@@ -81,7 +81,7 @@ async def test_each_configuration_mistake_has_its_own_message() -> None:
                 "no model 'no-such'; it has: scripted .*MOOTHALL_LLM__MODEL",
             ),
             (key, server.base_url.replace("http:", "https:"), "does not speak TLS .*http://"),
-            ({}, nothing, "404.*usually ends with /v1"),
+            ({}, not_found_server, "404.*usually ends with /v1"),
             ({}, page, "text/plain, not a list of models"),
             ({}, "localhost:8000", "not an http or https URL"),
         ):
@@ -174,9 +174,9 @@ async def test_a_wrong_key_fails_without_waiting() -> None:
 
 async def test_one_reachable_replica_is_enough_but_none_may_be_misconfigured() -> None:
     messages: list[str] = []
-    gone = f"http://127.0.0.1:{free_port()}/v1"
+    unreachable = f"http://127.0.0.1:{free_port()}/v1"
     async with scripted_model(silent) as server, scripted_model(silent, api_key="other") as locked:
-        await reach(LlmSettings(replicas=(server.base_url,)), gone, messages.append)
+        await reach(LlmSettings(replicas=(server.base_url,)), unreachable, messages.append)
         assert len(messages) == 1
         assert "connection refused" in messages[0]
         with pytest.raises(ConfigurationError, match="401"):

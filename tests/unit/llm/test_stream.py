@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from moothall.llm.stream import BrokenStream, EventReader, PartialReply
 
 
-def read(pieces: list[bytes]) -> list[str]:
+def read_events(pieces: list[bytes]) -> list[str]:
     reader = EventReader()
     return [data for piece in pieces for data in reader.feed(piece)] + list(reader.finish())
 
@@ -25,32 +25,32 @@ def read(pieces: list[bytes]) -> list[str]:
     st.lists(st.integers(0, 400), max_size=8),
 )
 def test_events_do_not_depend_on_the_pieces_of_the_stream(
-    output_text: list[str], newline: str, cuts: list[int]
+    payloads: list[str], newline: str, cuts: list[int]
 ) -> None:
     raw = "".join(
-        f": ping{newline}event: x{newline}data: {text}{newline}{newline}" for text in output_text
+        f": ping{newline}event: x{newline}data: {text}{newline}{newline}" for text in payloads
     ).encode()
     edges = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
     pieces = [raw[start:end] for start, end in itertools.pairwise(edges)]
-    assert read(pieces) == output_text
+    assert read_events(pieces) == payloads
 
 
 def test_data_of_several_lines_is_one_event() -> None:
-    assert read([b"data: a\ndata:b\n\n"]) == ["a\nb"]
+    assert read_events([b"data: a\ndata:b\n\n"]) == ["a\nb"]
 
 
 def test_the_last_event_needs_no_blank_line() -> None:
-    assert read([b"data: [DONE]"]) == ["[DONE]"]
+    assert read_events([b"data: [DONE]"]) == ["[DONE]"]
 
 
 def test_a_character_may_be_split() -> None:
     raw = 'data: {"x": "é"}\n\n'.encode()
-    assert read([raw[:13], raw[13:]]) == ['{"x": "é"}']
+    assert read_events([raw[:13], raw[13:]]) == ['{"x": "é"}']
 
 
 def test_invalid_utf8_is_a_broken_stream() -> None:
     with pytest.raises(BrokenStream, match="UTF-8"):
-        read([b"data: \xff\xfe\n\n"])
+        read_events([b"data: \xff\xfe\n\n"])
 
 
 def chunk(text: str | None, finish: str | None = None) -> str:
@@ -178,11 +178,11 @@ def test_any_json_is_accepted_or_refused(value: object) -> None:
         PartialReply().add_event(json.dumps(value))
 
 
-def token(text: str, chance: float, **others: float) -> dict[str, object]:
+def token(text: str, chance: float, **alternatives: float) -> dict[str, object]:
     """A token in vLLM's format. Numbers among the alternatives begin with `n`."""
     top = [
         {"token": name.removeprefix("n"), "logprob": math.log(value)}
-        for name, value in others.items()
+        for name, value in alternatives.items()
     ]
     return {
         "token": text,
@@ -194,7 +194,7 @@ def token(text: str, chance: float, **others: float) -> dict[str, object]:
 
 def test_probabilities_of_the_last_number_are_recorded() -> None:
     assembly = PartialReply()
-    for text, received in (
+    for text, logprobs in (
         ('{"met": [', [token("{", 1.0)]),
         ("3", [token("3", 1.0)]),
         ('], "score": 1', [token(" ", 1.0), token("1", 0.5, n7=0.25, x=0.25)]),
@@ -202,7 +202,7 @@ def test_probabilities_of_the_last_number_are_recorded() -> None:
     ):
         assembly.add_event(
             json.dumps(
-                {"choices": [{"delta": {"content": text}, "logprobs": {"content": received}}]}
+                {"choices": [{"delta": {"content": text}, "logprobs": {"content": logprobs}}]}
             )
         )
     assert assembly.digits == [(("1", 0.5), ("7", 0.25)), (("0", 0.75),)]
@@ -221,8 +221,8 @@ def test_probabilities_of_the_last_number_are_recorded() -> None:
         max_leaves=12,
     )
 )
-def test_malformed_logprobs_do_not_change_the_text(received: object) -> None:
+def test_malformed_logprobs_do_not_change_the_text(logprobs: object) -> None:
     assembly = PartialReply()
-    assembly.add_event(json.dumps({"choices": [{"delta": {"content": "a"}, "logprobs": received}]}))
+    assembly.add_event(json.dumps({"choices": [{"delta": {"content": "a"}, "logprobs": logprobs}]}))
     assert assembly.text == ["a"]
-    assert all(0 <= chance <= 1 for found in assembly.digits for _, chance in found)
+    assert all(0 <= chance <= 1 for candidates in assembly.digits for _, chance in candidates)

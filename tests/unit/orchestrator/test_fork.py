@@ -38,7 +38,7 @@ def deliberation_service(bus: MemoryBus) -> DeliberationService:
     return DeliberationService(bus, Remembering(), Defaults(LimitSettings()))
 
 
-async def begun(bus: MemoryBus, d: Deliberation) -> None:
+async def publish_request(bus: MemoryBus, d: Deliberation) -> None:
     await bus.publish(new_event(EventType.DELIBERATION_REQUESTED, d.task_id, dump(d)))
 
 
@@ -75,7 +75,7 @@ async def test_recorded_turns_are_not_asked_again_and_the_fork_continues_with_th
 ) -> None:
     async with council(script) as app:
         source = app.deliberation("single", 1)
-        await begun(app.bus, source)
+        await publish_request(app.bus, source)
         assert outcomes(await app.run(source)) == {ONE: "proposed"}
         call_count = len(app.server.requests)
         d = await fork(app, 2, INSTEAD)
@@ -100,8 +100,8 @@ async def test_recorded_turns_are_not_asked_again_and_the_fork_continues_with_th
     for data, request in zip(calls, (*app.server.requests[:2], live[0]), strict=True):
         prompt = prompts.read(str(data["call_id"]).partition("/")[2], data["prompt"])
         assert prompt is not None
-        sent = [(item["role"], item["content"]) for item in request.body["messages"]]
-        assert [(item.role, item.content) for item in prompt.messages] == sent
+        messages_sent = [(item["role"], item["content"]) for item in request.body["messages"]]
+        assert [(item.role, item.content) for item in prompt.messages] == messages_sent
     assert [data["turn"] for data in of(events, EventType.SEAT_TURN)] == [1, 2, 3]
     (proposed,) = of(events, EventType.SEAT_PROPOSED)
     assert "+def hello_world" in proposed["proposal"]["diff"]
@@ -110,7 +110,7 @@ async def test_recorded_turns_are_not_asked_again_and_the_fork_continues_with_th
 
 async def test_a_fork_continues_after_the_last_turn(council: Any) -> None:
     async with council(script) as app:
-        await begun(app.bus, app.deliberation("single", 1))
+        await publish_request(app.bus, app.deliberation("single", 1))
         turns = len(of(await app.run(app.deliberation("single", 1)), EventType.SEAT_TURN))
         calls = len(app.server.requests)
         events = await run(app, await fork(app, turns, INSTEAD))
@@ -131,7 +131,7 @@ async def test_a_fork_of_a_text_deliberation_continues_after_its_answer(council:
 
     async with council(answer) as app:
         source = app.deliberation("single", 1, repository=None, base_sha=None)
-        await begun(app.bus, source)
+        await publish_request(app.bus, source)
         await app.run(source)
         events = await run(app, await fork(app, 1, "Say it in French."))
     (proposed,) = of(events, EventType.SEAT_PROPOSED)
@@ -141,23 +141,23 @@ async def test_a_fork_of_a_text_deliberation_continues_after_its_answer(council:
 async def test_a_restarted_fork_continues_from_its_inherited_turns(council: Any) -> None:
     async with council(script) as app:
         source = app.deliberation("single", 1)
-        await begun(app.bus, source)
+        await publish_request(app.bus, source)
         await app.run(source)
         d = await fork(app, 2, INSTEAD)
         first = await run(app, d)
         calls = len(app.server.requests)
         for topic in deliberation_topics(source.task_id):  # `moothall rm`
             await app.bus.forget(topic)
-        again = await run(app, d)
+        continued = await run(app, d)
         assert len(app.server.requests) == calls
-    assert [event.id for event in again if event.type is EventType.MODEL_CALLED] == [
+    assert [event.id for event in continued if event.type is EventType.MODEL_CALLED] == [
         event.id for event in first if event.type is EventType.MODEL_CALLED
     ]
 
 
 async def test_a_fork_of_a_fork_has_the_turns_of_both(council: Any) -> None:
     async with council(script) as app:
-        await begun(app.bus, app.deliberation("single", 1))
+        await publish_request(app.bus, app.deliberation("single", 1))
         await app.run(app.deliberation("single", 1))
         first = await fork(app, 1)
         await run(app, first)
@@ -177,7 +177,7 @@ async def test_a_fork_of_a_fork_continues_after_both_last_turns(council: Any) ->
         ]
 
     async with council(answer) as app:
-        await begun(app.bus, app.deliberation("single", 1))
+        await publish_request(app.bus, app.deliberation("single", 1))
         await app.run(app.deliberation("single", 1))
         first = await fork(app, 1, "Note it.")
         await run(app, first)
@@ -188,7 +188,7 @@ async def test_a_fork_of_a_fork_continues_after_both_last_turns(council: Any) ->
 
 async def test_a_removed_source_of_a_fork_is_reported(council: Any) -> None:
     async with council(script) as app:
-        await begun(app.bus, app.deliberation("single", 1))
+        await publish_request(app.bus, app.deliberation("single", 1))
         await app.run(app.deliberation("single", 1))
         d = await fork(app, 2)
         for topic in deliberation_topics(TaskKey("task-1")):
@@ -201,7 +201,7 @@ async def test_each_fork_has_its_own_id_and_the_same_id_is_the_same_fork(
     council: Any,
 ) -> None:
     async with council(script) as app:
-        await begun(app.bus, app.deliberation("single", 1))
+        await publish_request(app.bus, app.deliberation("single", 1))
         await app.run(app.deliberation("single", 1))
         assert [(await fork(app, 1)).task_id for _ in range(3)] == [
             "task-1-f1",
@@ -210,9 +210,9 @@ async def test_each_fork_has_its_own_id_and_the_same_id_is_the_same_fork(
         ]
         request = DeliberationRequest("", "", task_id="mine", fork=Fork("task-1", 1), seed=7)
         deliberations = deliberation_service(app.bus)
-        one, two = [await deliberations.submit(request, LOCAL) for _ in range(2)]
-        assert one == two
-        assert (one.task_id, one.seed) == ("mine", 7)
+        first_fork, second_fork = [await deliberations.submit(request, LOCAL) for _ in range(2)]
+        assert first_fork == second_fork
+        assert (first_fork.task_id, first_fork.seed) == ("mine", 7)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ async def test_an_invalid_fork_is_reported_with_the_valid_values(
 ) -> None:
     async with council(script) as app:
         source = app.deliberation("vote", 2)
-        await begun(app.bus, source)
+        await publish_request(app.bus, source)
         await app.run(source)
         with pytest.raises((InvalidRequest, NotFound), match=message):
             await deliberation_service(app.bus).submit(
@@ -239,7 +239,7 @@ async def test_an_invalid_fork_is_reported_with_the_valid_values(
             )
 
 
-async def turned(bus: MemoryBus, d: Deliberation, number: int, **data: Any) -> None:
+async def publish_turn(bus: MemoryBus, d: Deliberation, number: int, **data: Any) -> None:
     payload = {
         "task_id": d.task_id,
         "seat": ONE,
@@ -257,10 +257,10 @@ async def turned(bus: MemoryBus, d: Deliberation, number: int, **data: Any) -> N
 async def test_a_turn_with_outside_effects_is_not_repeated(council: Any) -> None:
     async with council(script) as app:
         d = app.deliberation("debate", 1)
-        await begun(app.bus, d)
-        await turned(app.bus, d, 1)
-        await turned(app.bus, d, 2, operations=[{"tool": "git.push"}])
-        await turned(app.bus, d, 1, phase="revise", round=1)
+        await publish_request(app.bus, d)
+        await publish_turn(app.bus, d, 1)
+        await publish_turn(app.bus, d, 2, operations=[{"tool": "git.push"}])
+        await publish_turn(app.bus, d, 1, phase="revise", round=1)
         assert (await fork(app, 1)).max_turns == d.max_turns + 1
         with pytest.raises(
             InvalidRequest,
@@ -286,8 +286,8 @@ async def test_a_tool_of_any_family_may_have_outside_effects(
 ) -> None:
     async with council(script) as app:
         d = app.deliberation("single", 1)
-        await begun(app.bus, d)
-        await turned(app.bus, d, 1, operations=[operation])
+        await publish_request(app.bus, d)
+        await publish_turn(app.bus, d, 1, operations=[operation])
         deliberations = DeliberationService(app.bus, Remembering(), defaults(AllSettings()))
         request = DeliberationRequest("", "", fork=Fork("task-1", 1))
         if message:
@@ -308,7 +308,7 @@ class Slow(MemoryBus):
 
 async def test_concurrent_forks_have_different_ids() -> None:
     bus, d = Slow(), deliberation()
-    await begun(bus, d)
+    await publish_request(bus, d)
     payload = {
         "task_id": d.task_id,
         "seat": d.seats[0],
@@ -336,15 +336,15 @@ class Noting(MemoryBus):
         super().__init__()
         self.fresh: list[object] = []
 
-    async def enqueue(self, *given: Any, **more: Any) -> None:
+    async def enqueue(self, *args: Any, **kwargs: Any) -> None:
         """Record the mark."""
-        self.fresh.append(more.get("fresh"))
-        await super().enqueue(*given, **more)
+        self.fresh.append(kwargs.get("fresh"))
+        await super().enqueue(*args, **kwargs)
 
 
 async def test_a_host_reads_the_message_of_a_fork_before_starting() -> None:
     bus, d = Noting(), deliberation()
-    await begun(bus, d)
+    await publish_request(bus, d)
     payload = {
         "task_id": d.task_id,
         "seat": d.seats[0],
@@ -366,20 +366,20 @@ async def test_a_host_reads_the_message_of_a_fork_before_starting() -> None:
 async def test_a_fork_of_a_fork_gets_no_more_extra_turns_than_the_first(council: Any) -> None:
     async with council(script) as app:
         d = app.deliberation("single", 1)
-        await begun(app.bus, d)
+        await publish_request(app.bus, d)
         for number in (1, 2):
-            await turned(app.bus, d, number)
+            await publish_turn(app.bus, d, number)
         first = await fork(app, 2)
-        await turned(app.bus, first, 1)
+        await publish_turn(app.bus, first, 1)
         assert (await fork(app, 1, of_=first.task_id)).max_turns == d.max_turns + 1
 
 
 async def test_a_revision_based_on_reviews_cannot_be_forked(council: Any) -> None:
     async with council(script) as app:
         d = app.deliberation("debate", 1)
-        await begun(app.bus, d)
-        await turned(app.bus, d, 1)
-        await turned(app.bus, d, 1, phase="revise", round=1)
+        await publish_request(app.bus, d)
+        await publish_turn(app.bus, d, 1)
+        await publish_turn(app.bus, d, 1, phase="revise", round=1)
         with pytest.raises(InvalidRequest, match=r"turn 2 of .* answers reviews of other seats"):
             await fork(app, 2)
 

@@ -82,11 +82,11 @@ def test_a_solved_task_raises_the_share_and_a_failed_one_lowers_it(
 ) -> None:
     share = solve_share(model, tasks, expected)
     assert 0 < share < 1
-    assert solve_share(model, [*tasks, _one(model, solved=True)], expected) > share
-    assert solve_share(model, [*tasks, _one(model, solved=False)], expected) < share
+    assert solve_share(model, [*tasks, _single_attempt(model, solved=True)], expected) > share
+    assert solve_share(model, [*tasks, _single_attempt(model, solved=False)], expected) < share
 
 
-def _one(model: str, *, solved: bool) -> PastTask:
+def _single_attempt(model: str, *, solved: bool) -> PastTask:
     return PastTask(KIND, (attempt(model, solved=solved),))
 
 
@@ -97,7 +97,9 @@ def test_a_choice_is_known_affordable_explained_and_independent_of_the_order(
     choice = choose_models(kind, tasks, MODELS, seats, Budget(cost_usd=dollars))
     backwards = choose_models(kind, tasks[::-1], MODELS, seats, Budget(cost_usd=dollars))
     assert choice.models == backwards.models
-    learned = len(tasks) >= MIN_TASKS and any(one.solved for task in tasks for one in task.attempts)
+    learned = len(tasks) >= MIN_TASKS and any(
+        past.solved for task in tasks for past in task.attempts
+    )
     assert bool(choice.models) == learned
     assert choice.reason.startswith("auto: ")
     assert "\n" not in choice.reason
@@ -105,8 +107,8 @@ def test_a_choice_is_known_affordable_explained_and_independent_of_the_order(
         assert "nothing to learn from yet" in choice.reason
         return
     assert len(choice.models) == min(seats, 2)
-    seen = {one.model for task in tasks for one in task.attempts}
-    assert {*choice.models} <= seen
+    tried_models = {past.model for task in tasks for past in task.attempts}
+    assert {*choice.models} <= tried_models
     unlimited = choose_models(kind, tasks, MODELS, seats, UNLIMITED)
     assert unlimited.share >= choice.share - PRICE_OF_DEAREST
     if choice.cost > dollars > 0:  # then nothing was affordable, and this is the cheapest
@@ -147,8 +149,8 @@ def test_the_cheaper_of_two_equal_pairs_is_chosen() -> None:
 def test_a_budget_excludes_a_pair() -> None:
     tasks = [task(cheap=number < 3, strong=True) for number in range(10)]
     assert choose_models(KIND, tasks, MODELS, 2, UNLIMITED).models == ("cheap", "strong")
-    within = choose_models(KIND, tasks, MODELS, 2, Budget(cost_usd=0.05))
-    assert within.models == ("cheap", "cheap")
+    affordable = choose_models(KIND, tasks, MODELS, 2, Budget(cost_usd=0.05))
+    assert affordable.models == ("cheap", "cheap")
     # Four seats cost twice as much.
     assert choose_models(KIND, tasks, MODELS, 4, Budget(cost_usd=0.15)).models == ("cheap", "cheap")
 
@@ -174,9 +176,9 @@ def test_each_kind_has_its_models_and_a_rare_kind_is_generalised() -> None:
     rare = choose_models(replace(go, area="cmd", size="long"), tasks, MODELS, 1, UNLIMITED)
     assert rare.models == ("strong",)
     assert "of this repository (go)" in rare.reason
-    elsewhere = choose_models(TaskKind("bank", "go"), tasks, MODELS, 1, UNLIMITED)
-    assert elsewhere.models == ("strong",)
-    assert "of all repositories (go)" in elsewhere.reason
+    generalised = choose_models(TaskKind("bank", "go"), tasks, MODELS, 1, UNLIMITED)
+    assert generalised.models == ("strong",)
+    assert "of all repositories (go)" in generalised.reason
 
 
 def test_models_removed_from_the_settings_are_ignored() -> None:

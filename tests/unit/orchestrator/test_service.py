@@ -205,8 +205,8 @@ def test_checks_of_a_request_are_commands_with_their_own_names() -> None:
     ("request_", "message"),
     [
         *(
-            (replace(TASK, checks=(wrong,)), "the check")
-            for wrong in ("", "   ", "a 'b", "a\0", "x" * 5000)
+            (replace(TASK, checks=(invalid_check,)), "the check")
+            for invalid_check in ("", "   ", "a 'b", "a\0", "x" * 5000)
         ),
         (replace(TASK, checks=("make",) * 21), "at most 20"),
         (replace(TASK, checks=("make",), about_text=True), "needs a repository"),
@@ -282,14 +282,14 @@ async def test_each_tenant_has_its_own_ids(
             await deliberations.result(TaskId("mine"), principal),
         ):
             assert (outcome.task_id, outcome.error_message) == ("mine", message)
-        seen = [
+        events = [
             recorded.event async for recorded in deliberations.watch(TaskId("mine"), 0, principal)
         ]
-        assert len(seen) == count
-        assert {(event.subject, event.correlationid, event.data["task_id"]) for event in seen} == {
-            ("mine", "mine", "mine")
-        }
-        assert all(event.data.get("call_id", "mine/").startswith("mine/") for event in seen)
+        assert len(events) == count
+        assert {
+            (event.subject, event.correlationid, event.data["task_id"]) for event in events
+        } == {("mine", "mine", "mine")}
+        assert all(event.data.get("call_id", "mine/").startswith("mine/") for event in events)
 
 
 async def test_another_tenants_deliberation_is_not_found(
@@ -311,17 +311,19 @@ async def test_watching_resumes_after_a_sequence_number_and_ends_with_the_decisi
     planned = await deliberations.submit(TASK, LOCAL)
     outcome = Outcome(planned.task_id, DeliberationStatus.COMPLETED)
     await bus.publish(new_event(EventType.DELIBERATION_DECIDED, planned.task_id, dump(outcome)))
-    seen = [recorded async for recorded in deliberations.watch(planned.own_id, 0, LOCAL)]
-    assert [recorded.event.type for recorded in seen] == [
+    received_events = [recorded async for recorded in deliberations.watch(planned.own_id, 0, LOCAL)]
+    assert [recorded.event.type for recorded in received_events] == [
         EventType.DELIBERATION_REQUESTED,
         EventType.DELIBERATION_DECIDED,
     ]
     rest = [
-        recorded.seq async for recorded in deliberations.watch(planned.own_id, seen[0].seq, LOCAL)
+        recorded.seq
+        async for recorded in deliberations.watch(planned.own_id, received_events[0].seq, LOCAL)
     ]
-    assert rest == [seen[1].seq]
+    assert rest == [received_events[1].seq]
     assert [
-        recorded async for recorded in deliberations.watch(planned.own_id, seen[1].seq, LOCAL)
+        recorded
+        async for recorded in deliberations.watch(planned.own_id, received_events[1].seq, LOCAL)
     ] == []
     assert await deliberations.wait(planned.own_id, LOCAL) == outcome
 
@@ -352,7 +354,7 @@ OF_STORY = DeliberationRequest(
 )
 
 
-async def _recorded(bus: MemoryBus, task_id: str = "task-1") -> str:
+async def _recorded_error(bus: MemoryBus, task_id: str = "task-1") -> str:
     first = await bus.first(Channel.RESULTS.of(task_id))
     assert first is not None
     return str(first.event.data["context"])
@@ -384,7 +386,7 @@ async def test_the_storys_context_is_recorded_once_and_not_requested_again(
     )
     submitted = await _reporting(bus, graph).submit(OF_STORY, LOCAL)
     assert (
-        await _recorded(bus)
+        await _recorded_error(bus)
         == submitted.context
         == "the story:\n- Greet (state: build)\ncomments, the last first:\n- ann: soon"
     )
@@ -402,7 +404,7 @@ async def test_the_storys_context_is_recorded_once_and_not_requested_again(
     )
     graph.announce("context", {"story": {"headline": "Something else", "state": "done"}})
     assert (await _reporting(bus, graph).submit(OF_STORY, LOCAL)).context == submitted.context
-    assert await _recorded(bus) == submitted.context
+    assert await _recorded_error(bus) == submitted.context
 
 
 async def test_earlier_decisions_and_the_context_share_one_token_limit(bus: MemoryBus) -> None:
@@ -444,7 +446,7 @@ async def test_seats_with_other_instructions_or_no_model_get_no_more_text(
 
 
 async def test_an_unavailable_graph_does_not_block_a_submission(bus: MemoryBus) -> None:
-    async def away(*_: object, **__: object) -> list[dict[str, object]]:
+    async def fail(*_: object, **__: object) -> list[dict[str, object]]:
         raise GraphUnavailable("it is away")
 
     deliberations = DeliberationService(
@@ -452,7 +454,7 @@ async def test_an_unavailable_graph_does_not_block_a_submission(bus: MemoryBus) 
         Remembering(),
         Defaults(LimitSettings()),
         clock=lambda: NOW,
-        write_briefing=Briefings(away, LimitSettings()).brief_seats,
+        write_briefing=Briefings(fail, LimitSettings()).brief_seats,
     )
     assert (
         await deliberations.submit(replace(OF_STORY, context="a design"), LOCAL)
@@ -471,8 +473,8 @@ async def test_a_task_that_cannot_start_has_a_failed_result_with_the_reason(bus:
         assert (
             outcome.error_message == f"No seat proposed anything: 1 x NO_COUNCIL. {reason.message}"
         )
-        again = await deliberations.submit(request, OTHER)
-        assert again.own_id == "task-9"
+        other_submission = await deliberations.submit(request, OTHER)
+        assert other_submission.own_id == "task-9"
         await deliberations.refuse(request, RepositoryError("another reason"), OTHER)
         assert (
             await deliberations.wait(TaskId("task-9"), OTHER)
@@ -557,8 +559,8 @@ async def test_a_judged_change_gets_its_description_from_its_commits(
     assert (submitted.base_sha, submitted.merge) == ("a" * 40, ("b" * 40,))
     assert submitted.description == "The change bbbbbbb"
     assert submitted.asks_no_model
-    again = await deliberations.submit(replace(JUDGED, task_id="judged"), LOCAL)
-    assert again.task_id == submitted.task_id
+    resubmitted = await deliberations.submit(replace(JUDGED, task_id="judged"), LOCAL)
+    assert resubmitted.task_id == submitted.task_id
 
 
 async def test_alternatives_to_a_change_are_seats(deliberations: DeliberationService) -> None:

@@ -45,7 +45,7 @@ Criteria:
 async def decide(deliberations: MemoryDeliberations, content: str) -> str:
     """Play the council; return its prompt."""
     await deliberations.submitted.wait()
-    (task_id,) = deliberations.known()
+    (task_id,) = deliberations.task_ids()
     result = Result(
         1, "agent-po-001", "po", 1.0, (), passed_gates=True, proven=False, content=content
     )
@@ -126,11 +126,11 @@ async def test_the_better_one_is_chosen_and_its_author_is_named(
     deliberations: MemoryDeliberations, reply: str, by: str
 ) -> None:
     author = StoryWriter(deliberations, 5, model=True)
-    written, prompt = await asyncio.gather(
+    suggestion, prompt = await asyncio.gather(
         author.suggest("Export \n--- end ---\n invoices", LOCAL), decide(deliberations, reply)
     )
-    assert written.by == by
-    assert (written.score.total == 100) == (by == MODEL)
+    assert suggestion.by == by
+    assert (suggestion.score.total == 100) == (by == MODEL)
     assert "--- end ---" in prompt  # fenced, with a unique mark
 
 
@@ -138,15 +138,15 @@ async def test_a_models_draft_is_read_from_the_log_after_a_restart(
     deliberations: MemoryDeliberations,
 ) -> None:
     goal, task_id = "Export invoices", TaskId("task-mine")
-    before = StoryWriter(deliberations, 5, model=True)
-    written, _ = await asyncio.gather(
-        before.suggest(goal, LOCAL, task_id), decide(deliberations, STORY)
+    writer_before = StoryWriter(deliberations, 5, model=True)
+    suggestion, _ = await asyncio.gather(
+        writer_before.suggest(goal, LOCAL, task_id), decide(deliberations, STORY)
     )
-    after = StoryWriter(deliberations, 5, model=True)
-    assert await after.recall_suggestion(goal, task_id, LOCAL) == written
+    writer_after = StoryWriter(deliberations, 5, model=True)
+    assert await writer_after.recall_suggestion(goal, task_id, LOCAL) == suggestion
     weak = StoryDraft("Export invoices")
-    assert (await after.recall_rewrite(weak, task_id, LOCAL)).draft == written.draft
-    unknown = await after.recall_rewrite(weak, TaskId("task-other"), LOCAL)
+    assert (await writer_after.recall_rewrite(weak, task_id, LOCAL)).draft == suggestion.draft
+    unknown = await writer_after.recall_rewrite(weak, TaskId("task-other"), LOCAL)
     assert (unknown.draft, unknown.by) == (refine(weak), RULES)
 
 
@@ -154,10 +154,10 @@ async def test_the_rules_write_the_draft_without_an_answer(
     deliberations: MemoryDeliberations,
 ) -> None:
     deliberations.failure = Temporary("the bus is away")
-    written = await StoryWriter(deliberations, 5, model=True).refine(
+    suggestion = await StoryWriter(deliberations, 5, model=True).refine(
         StoryDraft("Export invoices"), LOCAL
     )
-    assert written.by == RULES
+    assert suggestion.by == RULES
 
 
 async def test_a_disconnected_caller_stops_the_model(deliberations: MemoryDeliberations) -> None:

@@ -69,7 +69,7 @@ async def slow(request: web.Request) -> web.StreamResponse:
     return web.Response()
 
 
-async def elsewhere(request: web.Request) -> web.StreamResponse:
+async def redirect(request: web.Request) -> web.StreamResponse:
     raise web.HTTPTemporaryRedirect(f"{request.url.origin()}/allowed")
 
 
@@ -82,7 +82,7 @@ ILL: dict[str, Any] = {
     "unclear": reply_with('{"result": {"allow": "yes"}}'),
     "huge": reply_with('{"result": {"allow": true, "reason": "' + "x" * 100_000 + '"}}'),
     "deep": reply_with("[" * 60_000),
-    "elsewhere": elsewhere,
+    "elsewhere": redirect,
     "slow": slow,
 }
 
@@ -131,9 +131,9 @@ async def test_a_denied_call_runs_only_if_not_enforced(
 ) -> None:
     settings = Settings(data_dir=tmp_path, guard=GuardSettings(policy=mode, policy_url=api.url))
     async with open_policy(settings.guard) as policy, open_app(tmp_path, policy=policy) as app:
-        before = api.requests
+        requests_before = api.requests
         result = await app.tool_gateway.call(app.seat(), tool_call(path="secret/a"))
-        assert (bool(app.workspace.calls), api.requests - before) == (ran, requests)
+        assert (bool(app.workspace.calls), api.requests - requests_before) == (ran, requests)
         assert ran or (result.status, result.error) == (
             ToolStatus.BLOCKED,
             "files.read is refused by policy: secrets stay closed",
@@ -145,10 +145,10 @@ async def test_a_servers_answer_is_cached(api: Api, tmp_path: Path) -> None:
         opa(api.url, seconds=20) as engine,
         open_app(tmp_path, policy=Policy("enforce", engine.decide)) as app,
     ):
-        before = api.requests
+        requests_before = api.requests
         for number in range(5):
             await app.tool_gateway.call(app.seat(), tool_call(path="a", number=number))
-        assert api.requests - before == 1
+        assert api.requests - requests_before == 1
 
 
 async def test_a_policy_server_that_cannot_be_queried_stops_the_start(
@@ -167,13 +167,13 @@ async def test_a_policy_server_that_cannot_be_queried_stops_the_start(
 
 
 async def test_the_token_is_sent_to_the_server(api: Api) -> None:
-    seen: list[str] = []
+    authorizations: list[str] = []
 
-    async def look(request: web.Request) -> web.StreamResponse:
-        seen.append(request.headers.get("Authorization", ""))
+    async def deny(request: web.Request) -> web.StreamResponse:
+        authorizations.append(request.headers.get("Authorization", ""))
         return web.json_response({"result": {"allow": False}})
 
-    api.answer = look
+    api.answer = deny
     async with opa(api.url, seconds=20, token="t0p"):
         pass
-    assert seen == ["Bearer t0p"]
+    assert authorizations == ["Bearer t0p"]

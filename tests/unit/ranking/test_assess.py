@@ -36,10 +36,10 @@ def judge(
     run: CheckRun,
     *,
     profile: Profile = PROFILE,
-    own: tuple[str, ...] = (),
+    own_tests: tuple[str, ...] = (),
     base: Mapping[str, CheckRun] = BASE,
 ) -> Assessment:
-    return assess(base, {"tests": run, "lint": LINT}, profile, own, applies=True)
+    return assess(base, {"tests": run, "lint": LINT}, profile, own_tests, applies=True)
 
 
 def verdict(assessment: Assessment, check: str = "tests") -> Verdict:
@@ -68,15 +68,15 @@ def test_a_test_file_that_could_not_be_collected_counts_as_failing() -> None:
     assert judge(suite(new="passed", old="passed"), base=base).proven
 
 
-@pytest.mark.parametrize("own", ["tests/test_utils.py"])
+@pytest.mark.parametrize("own_test", ["tests/test_utils.py"])
 @pytest.mark.parametrize(
     "case",
     [NEW, "tests.test_utils::test_hello", "tests.test_utils.TestHello::test_hello", "TestHello"],
 )
-def test_an_authors_own_test_proves_nothing(own: str, case: str) -> None:
+def test_an_authors_own_test_proves_nothing(own_test: str, case: str) -> None:
     base = {"tests": CheckRun("tests", Verdict.FAILED, {case: "failed"})}
     run = CheckRun("tests", Verdict.PASSED, {case: "passed"})
-    assert not judge(run, base=base, own=(own,)).proven
+    assert not judge(run, base=base, own_tests=(own_test,)).proven
     assert judge(run, base=base).proven
 
 
@@ -86,11 +86,15 @@ def test_a_test_that_is_missing_on_the_base_proves_nothing() -> None:
     ).proven
 
 
-@pytest.mark.parametrize("after", [{"old": "failed"}, {"old": "errored"}, {"old": "skipped"}, {}])
-def test_a_case_that_passed_and_no_longer_passes_is_a_regression(after: dict[str, str]) -> None:
-    assert judge(suite(Verdict.PASSED, new="passed", status="success", **after)).regressions == (
-        OLD,
-    )
+@pytest.mark.parametrize(
+    "cases_after", [{"old": "failed"}, {"old": "errored"}, {"old": "skipped"}, {}]
+)
+def test_a_case_that_passed_and_no_longer_passes_is_a_regression(
+    cases_after: dict[str, str],
+) -> None:
+    assert judge(
+        suite(Verdict.PASSED, new="passed", status="success", **cases_after)
+    ).regressions == (OLD,)
 
 
 def test_known_failures_are_neither_regressions_nor_failures() -> None:
@@ -155,18 +159,18 @@ def test_a_patch_that_does_not_apply_has_no_evidence() -> None:
 
 
 def test_behaviour_is_equal_only_if_no_shared_test_distinguishes_two() -> None:
-    one = judge(suite(new="passed", old="passed"))
-    same = judge(suite(old="passed", new="passed"))
-    other = judge(suite(Verdict.FAILED, new="failed", old="passed"))
+    original = judge(suite(new="passed", old="passed"))
+    same_cases = judge(suite(old="passed", new="passed"))
+    failing = judge(suite(Verdict.FAILED, new="failed", old="passed"))
     with_own = judge(
         CheckRun(
             "tests",
             Verdict.PASSED,
             {NEW: "passed", OLD: "passed", "tests/test_me.py::test_me": "passed"},
         ),
-        own=("tests/test_me.py",),
+        own_tests=("tests/test_me.py",),
     )
-    assert one.behaviour == same.behaviour == with_own.behaviour != other.behaviour
+    assert original.behaviour == same_cases.behaviour == with_own.behaviour != failing.behaviour
 
 
 def test_an_old_failure_may_remain_and_is_named() -> None:
@@ -259,11 +263,14 @@ def test_a_flaky_case_is_named_and_is_not_evidence() -> None:
 
 
 def test_a_case_reported_by_one_run_of_the_base_is_known_unless_a_run_reported_nothing() -> None:
-    one, other = suite(new="passed", at_12_01="passed"), suite(new="passed", at_12_02="failed")
-    assert unmatched_cases(one, other) == {"at_12_01", "at_12_02"}
+    first_run, second_run = (
+        suite(new="passed", at_12_01="passed"),
+        suite(new="passed", at_12_02="failed"),
+    )
+    assert unmatched_cases(first_run, second_run) == {"at_12_01", "at_12_02"}
     assert (
-        unmatched_cases(one, suite(Verdict.ERRORED))
-        == unmatched_cases(one, suite(status="timeout", new="passed"))
+        unmatched_cases(first_run, suite(Verdict.ERRORED))
+        == unmatched_cases(first_run, suite(status="timeout", new="passed"))
         == set()
     )
 
@@ -302,7 +309,7 @@ def test_an_advisory_check_decides_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("base", "now", "expected"),
+    ("base", "current", "expected"),
     [
         (("a.py: F401 x",), ("a.py: F401 x",), Verdict.PASSED),
         (("a.py: F401 x",), ("a.py: F401 x", "a.py: F401 x"), Verdict.FAILED),
@@ -312,12 +319,12 @@ def test_an_advisory_check_decides_nothing() -> None:
     ],
 )
 def test_only_new_findings_on_changed_files_count(
-    base: tuple[str, ...], now: tuple[str, ...], expected: Verdict
+    base: tuple[str, ...], current: tuple[str, ...], expected: Verdict
 ) -> None:
     def lint(findings: tuple[str, ...]) -> CheckRun:
         return CheckRun("lint", Verdict.FAILED if findings else Verdict.PASSED, findings=findings)
 
-    runs = {"tests": suite(new="passed", old="passed"), "lint": lint(now)}
+    runs = {"tests": suite(new="passed", old="passed"), "lint": lint(current)}
     assessment = assess(
         {**BASE, "lint": lint(base)}, runs, PROFILE, (), applies=True, changed=("src/a.py",)
     )
@@ -344,7 +351,7 @@ def test_a_case_stopped_at_its_limit_is_not_proven_by_a_longer_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "own", "maybe"),
+    ("case", "own_test", "maybe"),
     [
         ("github.com/google/uuid::TestParse", "uuid_test.go", True),
         ("github.com/google/uuid/sub::TestParse", "sub/a_test.go", True),
@@ -365,10 +372,10 @@ def test_a_case_stopped_at_its_limit_is_not_proven_by_a_longer_limit() -> None:
     ],
 )
 def test_a_case_in_an_authors_own_test_file_may_be_theirs(
-    case: str, own: str, *, maybe: bool
+    case: str, own_test: str, *, maybe: bool
 ) -> None:
     packages = frozenset({"github.com/google/uuid", "github.com/google/uuid/sub"})
-    assert may_be_own(case, (own,), packages) is maybe
+    assert may_be_own(case, (own_test,), packages) is maybe
     assert not may_be_own(case, (), packages)
 
 

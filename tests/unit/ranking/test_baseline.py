@@ -12,22 +12,22 @@ from moothall.ranking import diagnose
 FILES = ("src/own/__init__.py", "tests/test_a.py")
 
 
-def prepared(
-    run: CheckRun, *, argv: tuple[str, ...] = ("python", "-m", "pytest"), **more: Any
+def prepared_with(
+    run: CheckRun, *, argv: tuple[str, ...] = ("python", "-m", "pytest"), **fields: Any
 ) -> Prepared:
-    declared = more.pop("declared", ())
+    declared = fields.pop("declared", ())
     base = Base(
         "r",
         "0" * 40,
-        Profile(checks={"tests": argv}, advisory=more.pop("advisory", ()), declared=declared),
+        Profile(checks={"tests": argv}, advisory=fields.pop("advisory", ()), declared=declared),
     )
-    return Prepared(base, "key", FILES, {"tests": run}, **more)
+    return Prepared(base, "key", FILES, {"tests": run}, **fields)
 
 
 def test_passed_failed_flaky_and_slow_are_reported() -> None:
     cases = {"a": "passed", "b": "failed", "c": "skipped", "d": "passed"}
     run = CheckRun("tests", Verdict.FAILED, cases, durations={"a": 1500, "d": 3})
-    diagnosis = diagnose(prepared(run, flaky=("d",)))
+    diagnosis = diagnose(prepared_with(run, flaky=("d",)))
     (row,) = diagnosis.rows
     assert (row.green, row.red, row.skipped, row.flaky, row.slow) == (
         1,
@@ -109,7 +109,7 @@ def test_a_check_that_cannot_judge_is_reported_with_the_reason_and_the_setting(
     run: CheckRun, fault: str
 ) -> None:
     argv = ("cargo", "nextest", "run") if "cargo" in fault else ("python", "-m", "pytest")
-    diagnosis = diagnose(prepared(run, argv=argv, declared=("numpy",)))
+    diagnosis = diagnose(prepared_with(run, argv=argv, declared=("numpy",)))
     assert diagnosis.rows[0].fault == fault
     assert fault in diagnosis.text
     assert ".moothall.toml" in diagnosis.text
@@ -149,7 +149,7 @@ def test_a_check_that_cannot_judge_is_reported_with_the_reason_and_the_setting(
     ],
 )
 def test_a_failure_that_the_task_may_be_about_is_not_an_environment_fault(run: CheckRun) -> None:
-    diagnosis = diagnose(prepared(run))
+    diagnosis = diagnose(prepared_with(run))
     assert diagnosis.faults == ()
     assert diagnosis.rows[0].output == run.output
 
@@ -164,11 +164,13 @@ def missing(*modules: str, output: str = "") -> CheckRun:
 
 
 def test_an_undeclared_missing_module_may_be_what_the_task_must_add() -> None:
-    diagnosis = diagnose(prepared(missing("calc"), declared=("numpy", "calculus", "pytest-calc")))
+    diagnosis = diagnose(
+        prepared_with(missing("calc"), declared=("numpy", "calculus", "pytest-calc"))
+    )
     assert diagnosis.text == ""
     assert diagnosis.rows[0].red == ("tests/test_calc.py",)
     assert "no file declares the missing module calc, so an answer may add it" in diagnosis.line
-    assert diagnose(prepared(missing("calc", "numpy"), declared=("numpy",))).text == ""
+    assert diagnose(prepared_with(missing("calc", "numpy"), declared=("numpy",))).text == ""
 
 
 @pytest.mark.parametrize(
@@ -190,7 +192,7 @@ def test_a_declared_but_missing_module_is_reported_as_not_installed(
 ) -> None:
     assert (
         f"the module {module} is not installed"
-        in diagnose(prepared(missing(module), declared=(package,))).text
+        in diagnose(prepared_with(missing(module), declared=(package,))).text
     )
 
 
@@ -198,12 +200,12 @@ def test_a_plugin_that_pytest_cannot_import_is_an_environment_fault() -> None:
     output = "ImportError: Error importing plugin \"own_plugin\": No module named 'own_plugin'"
     assert (
         "own_plugin is not installed"
-        in diagnose(prepared(missing("own_plugin", output=output))).text
+        in diagnose(prepared_with(missing("own_plugin", output=output))).text
     )
 
 
 def test_the_tests_of_a_tasks_own_check_may_be_missing_but_not_its_program() -> None:
-    def seen(run: CheckRun) -> str:
+    def fault_of(run: CheckRun) -> str:
         base = Base(
             "r",
             "0" * 40,
@@ -211,9 +213,9 @@ def test_the_tests_of_a_tasks_own_check_may_be_missing_but_not_its_program() -> 
         )
         return diagnose(Prepared(base, "key", FILES, {run.check: run})).text
 
-    assert "no test was collected" in seen(CheckRun("tests", Verdict.MISSING, exit_code=5))
-    assert seen(CheckRun("validation-1", Verdict.MISSING, exit_code=5)) == ""
-    assert "program pyhton was not found" in seen(
+    assert "no test was collected" in fault_of(CheckRun("tests", Verdict.MISSING, exit_code=5))
+    assert fault_of(CheckRun("validation-1", Verdict.MISSING, exit_code=5)) == ""
+    assert "program pyhton was not found" in fault_of(
         CheckRun(
             "validation-1",
             Verdict.FAILED,
@@ -236,21 +238,21 @@ def test_a_tasks_own_checks_join_those_of_the_repository() -> None:
 
 def test_a_check_whose_results_all_differ_between_runs_cannot_judge() -> None:
     run = CheckRun("tests", Verdict.FAILED, exit_code=1)
-    assert "differ between two runs" in diagnose(prepared(run, flaky=("tests",))).text
+    assert "differ between two runs" in diagnose(prepared_with(run, flaky=("tests",))).text
     cases = CheckRun("tests", Verdict.FAILED, {"a": "passed", "b": "failed"})
-    assert diagnose(prepared(cases, flaky=("b",))).text == ""
-    assert "differ between two runs" in diagnose(prepared(cases, flaky=("a", "b"))).text
-    assert diagnose(prepared(run, flaky=("tests",), advisory=("tests",))).text == ""
+    assert diagnose(prepared_with(cases, flaky=("b",))).text == ""
+    assert "differ between two runs" in diagnose(prepared_with(cases, flaky=("a", "b"))).text
+    assert diagnose(prepared_with(run, flaky=("tests",), advisory=("tests",))).text == ""
 
 
 def test_an_advisory_check_is_no_fault_and_a_missing_check_is_reported() -> None:
     run = CheckRun("tests", Verdict.FAILED, output="cannot run 'uv'", exit_code=127)
-    assert diagnose(prepared(run, advisory=("tests",))).text == ""
+    assert diagnose(prepared_with(run, advisory=("tests",))).text == ""
     bare = Prepared(Base("r", "0" * 40, Profile()), "key", FILES)
     assert "no check" in diagnose(bare).line
 
 
-def red(*messages: str) -> CheckRun:
+def failed_run(*messages: str) -> CheckRun:
     cases = {f"t{number}": "errored" for number, _ in enumerate(messages)}
     details = {f"t{number}": text for number, text in enumerate(messages)}
     return CheckRun("tests", Verdict.FAILED, cases, details=details, exit_code=1)
@@ -263,7 +265,7 @@ def fault(run: CheckRun, *files: str) -> tuple[str, str]:
 
 
 def test_a_src_layout_that_is_not_installed_gets_advice() -> None:
-    missing = red("E ModuleNotFoundError: No module named 'own'")
+    missing = failed_run("E ModuleNotFoundError: No module named 'own'")
     problem, advice = fault(missing, "src/own/__init__.py", "tests/test_a.py")
     assert problem == "the module own lies in src/, which is neither installed nor on the path"
     assert 'tests = "env PYTHONPATH=src python -m pytest"' in advice
@@ -273,9 +275,9 @@ def test_a_src_layout_that_is_not_installed_gets_advice() -> None:
 @pytest.mark.parametrize(
     ("run", "files"),
     [
-        (red("No module named 'own'", "assert 1 == 2"), ("src/own/__init__.py",)),
-        (red("No module named 'own.new'"), ("own/__init__.py", "src/own/__init__.py")),
-        (red("No module named 'util'"), ("pkg/__init__.py", "pkg/util.py")),
+        (failed_run("No module named 'own'", "assert 1 == 2"), ("src/own/__init__.py",)),
+        (failed_run("No module named 'own.new'"), ("own/__init__.py", "src/own/__init__.py")),
+        (failed_run("No module named 'util'"), ("pkg/__init__.py", "pkg/util.py")),
     ],
 )
 def test_a_module_that_a_candidate_can_provide_is_not_a_fault(
@@ -310,12 +312,12 @@ def test_tests_that_the_environment_prevents_are_reported_with_their_line(line: 
     )
     assert problem == f"the environment fails before the first case: {line.strip()}"
     assert "setup" in advice
-    assert fault(red(f"E {line}"))[0].startswith("the environment fails")
-    assert fault(red(f"E {line}", "assert 1 == 2")) == ("", ""), "another case ran"
-    ran = CheckRun(
+    assert fault(failed_run(f"E {line}"))[0].startswith("the environment fails")
+    assert fault(failed_run(f"E {line}", "assert 1 == 2")) == ("", ""), "another case ran"
+    run = CheckRun(
         "tests", Verdict.FAILED, {"a": "passed", "b": "failed"}, output=line, exit_code=1
     )
-    assert fault(ran) == ("", ""), "a case passes"
+    assert fault(run) == ("", ""), "a case passes"
 
 
 def test_a_connection_refused_in_the_code_under_test_is_not_an_environment_fault() -> None:
@@ -333,8 +335,10 @@ def test_a_runner_without_tests_cannot_judge() -> None:
         fault(CheckRun("tests", Verdict.PASSED, output="Ran 0 tests in 0.000s\n\nOK\n"))[0]
         == "no test was found"
     )
-    two = CheckRun("tests", Verdict.PASSED, output="Ran 0 tests in 0.1s\nRan 3 tests in 0.1s\n")
-    assert fault(two) == ("", ""), "another part ran some"
+    two_parts = CheckRun(
+        "tests", Verdict.PASSED, output="Ran 0 tests in 0.1s\nRan 3 tests in 0.1s\n"
+    )
+    assert fault(two_parts) == ("", ""), "another part ran some"
 
 
 def test_unconfigured_django_cannot_judge_and_is_reported_with_advice() -> None:
@@ -342,10 +346,10 @@ def test_unconfigured_django_cannot_judge_and_is_reported_with_advice() -> None:
         "django.core.exceptions.ImproperlyConfigured: Requested setting DATABASES, but settings "
         "are not configured. You must"
     )
-    problem, advice = fault(red(text, text))
+    problem, advice = fault(failed_run(text, text))
     assert problem.startswith("Django's settings are not configured")
     assert "python manage.py test" in advice
-    assert fault(red(text, "assert 1 == 2")) == ("", "")
+    assert fault(failed_run(text, "assert 1 == 2")) == ("", "")
 
 
 def test_narrowing_is_suggested_for_a_suite_that_takes_minutes() -> None:
@@ -362,5 +366,8 @@ def test_narrowing_is_suggested_for_a_suite_that_takes_minutes() -> None:
     assert "tests/io (75 %), tests/core (25 %)" in advice
     assert 'tests = "python -m pytest PATH…"' in advice
     assert fault(CheckRun("tests", Verdict.PASSED, cases, duration_ms=30_000)) == ("", "")
-    many = {f"t{number}": "passed" for number in range(62_410)}
-    assert "62,410 tests" in fault(CheckRun("tests", Verdict.PASSED, many, duration_ms=30_000))[1]
+    many_cases = {f"t{number}": "passed" for number in range(62_410)}
+    assert (
+        "62,410 tests"
+        in fault(CheckRun("tests", Verdict.PASSED, many_cases, duration_ms=30_000))[1]
+    )

@@ -23,21 +23,21 @@ LIMITS = [
 ]
 
 
-def run(message: str, **more: object) -> CheckRun:
+def failed_run(message: str, **overrides: object) -> CheckRun:
     fields = {
         "cases": {"a": "failed", "b": "passed"},
         "details": {"a": message},
         "contended": True,
-        **more,
+        **overrides,
     }
     return CheckRun("tests", Verdict.FAILED, **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("message", LIMITS)
 def test_a_time_limit_is_no_evidence_on_a_busy_machine(message: str) -> None:
-    check_run = run(message)
+    check_run = failed_run(message)
     assert hit_limit_under_load(check_run)
-    assert not hit_limit_under_load(run(message, contended=False))
+    assert not hit_limit_under_load(failed_run(message, contended=False))
     assert stopped_cases(check_run) == ["a"]
     errored = as_errored(check_run)
     assert (errored.verdict, errored.status, errored.cases) == (
@@ -51,11 +51,11 @@ def test_a_time_limit_is_no_evidence_on_a_busy_machine(message: str) -> None:
 @pytest.mark.parametrize("message", ["assert 5 == 2", "Failed: hit the limit of 10 s"])
 def test_a_failure_for_another_reason_is_a_failure(message: str) -> None:
     """This includes a case that had all of its time."""
-    assert not hit_limit_under_load(run(message))
+    assert not hit_limit_under_load(failed_run(message))
 
 
 def test_a_case_that_fails_on_the_base_is_not_run_again() -> None:
-    check_run = run(LIMITS[0])
+    check_run = failed_run(LIMITS[0])
     assert not hit_limit_under_load(check_run, CheckRun("tests", Verdict.FAILED, {"a": "failed"}))
     assert hit_limit_under_load(check_run, CheckRun("tests", Verdict.PASSED, {"a": "passed"}))
 
@@ -77,7 +77,11 @@ def test_the_evidence_of_a_contended_check_is_errored_with_the_reason() -> None:
     base = CheckRun("tests", Verdict.PASSED, {"a": "passed", "b": "passed"})
     profile = Profile(checks={"tests": ("x",)})
     assessment = assess(
-        {"tests": base}, {"tests": as_errored(run(LIMITS[0]), base)}, profile, (), applies=True
+        {"tests": base},
+        {"tests": as_errored(failed_run(LIMITS[0]), base)},
+        profile,
+        (),
+        applies=True,
     )
     (evidence,) = assessment.evidence
     assert evidence.verdict is Verdict.ERRORED

@@ -24,15 +24,17 @@ def council(drawn: random.Random, dropped: float) -> tuple[list[Candidate], list
     """
     right = [drawn.random() < RIGHT for _ in range(3)]
     brings = [drawn.random() < BRINGS for _ in range(3)]
-    valid_tests = [drawn.random() < FITS[one] for one in right]
+    valid_tests = [drawn.random() < FITS[is_right] for is_right in right]
     counts = [
-        one and (fit or drawn.random() >= dropped)
-        for one, fit in zip(brings, valid_tests, strict=True)
+        has_test and (fit or drawn.random() >= dropped)
+        for has_test, fit in zip(brings, valid_tests, strict=True)
     ]
     candidates = []
     for seat in range(3):
         cross = []
-        for author in (other for other in range(3) if other != seat and counts[other]):
+        for author in (
+            colleague for colleague in range(3) if colleague != seat and counts[colleague]
+        ):
             passed = drawn.random() < (0.15 if valid_tests[author] else 0.3) or (
                 valid_tests[author] and right[seat]
             )
@@ -51,9 +53,9 @@ def council(drawn: random.Random, dropped: float) -> tuple[list[Candidate], list
     return candidates, right
 
 
-@pytest.mark.parametrize(("dropped", "least"), [(0.0, 0.8), (0.8, 0.83)])
-def test_a_right_answer_usually_wins_if_there_is_one(dropped: float, least: float) -> None:
+@pytest.mark.parametrize(("dropped", "min_share"), [(0.0, 0.8), (0.8, 0.83)])
+def test_a_right_answer_usually_wins_if_there_is_one(dropped: float, min_share: float) -> None:
     drawn = random.Random(7)  # noqa: S311 - the same draws each time
     councils = [council(drawn, dropped) for _ in range(DRAWS)]
     won = [right[int(rank(candidates)[0].seat[-1])] for candidates, right in councils if any(right)]
-    assert sum(won) / len(won) > least
+    assert sum(won) / len(won) > min_share

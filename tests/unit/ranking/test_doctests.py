@@ -25,7 +25,7 @@ RUST = (
 )
 
 
-def altered(path: str, before: str, after: str) -> bool:
+def alters_examples(path: str, before: str, after: str) -> bool:
     body = "".join(
         difflib.unified_diff(
             before.splitlines(keepends=True),
@@ -64,7 +64,7 @@ def altered(path: str, before: str, after: str) -> bool:
 def test_altered_documentation_examples_are_detected(
     path: str, text: str, old: str, new: str, *, expected: bool
 ) -> None:
-    assert altered(path, text, text.replace(old, new, 1)) is expected
+    assert alters_examples(path, text, text.replace(old, new, 1)) is expected
 
 
 @pytest.mark.parametrize(

@@ -82,21 +82,23 @@ def test_new_removed_and_binary_files_are_changes() -> None:
 def test_tests_alone_are_not_idle_and_tests_beside_wording_do_not_help() -> None:
     tests = diff("tests/test_a.py", "", "def test_f(): ...\n", new=True)
     assert not changes_only_wording(tests, normalize_change(tests, {}, ("tests/test_a.py",)), TASK)
-    both = diff("a.py", PYTHON, "# x\n" + PYTHON) + tests
+    combined = diff("a.py", PYTHON, "# x\n" + PYTHON) + tests
     assert changes_only_wording(
-        both, normalize_change(both, {"a.py": PYTHON}, ("tests/test_a.py",)), TASK
+        combined, normalize_change(combined, {"a.py": PYTHON}, ("tests/test_a.py",)), TASK
     )
 
 
 def test_the_same_change_with_other_wording_has_the_same_digest() -> None:
     texts = {"a.py": PYTHON}
-    one = diff("a.py", PYTHON, PYTHON.replace("x + 1", "x + 2  # so"))
-    other = diff("a.py", PYTHON, PYTHON.replace("x + 1", "(x + 2)").replace("Say.", "Return."))
+    first_diff = diff("a.py", PYTHON, PYTHON.replace("x + 1", "x + 2  # so"))
+    second_diff = diff(
+        "a.py", PYTHON, PYTHON.replace("x + 1", "(x + 2)").replace("Say.", "Return.")
+    )
     third = diff("a.py", PYTHON, PYTHON.replace("x + 1", "2 + x"))
-    assert existing_code_files(one) == ("a.py",)
+    assert existing_code_files(first_diff) == ("a.py",)
     assert (
-        change_digest(normalize_change(one, texts, ()))
-        == change_digest(normalize_change(other, texts, ()))
+        change_digest(normalize_change(first_diff, texts, ()))
+        == change_digest(normalize_change(second_diff, texts, ()))
         != change_digest(normalize_change(third, texts, ()))
     )
 

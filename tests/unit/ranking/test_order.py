@@ -137,18 +137,20 @@ def test_the_ranking_is_transitive(field: list[Candidate]) -> None:
     """Pairs agree with the whole field if everything that depends on the field (clusters,
     revisions, shared reviews, whose tests count) is removed.
     """
-    alone = [
-        candidate(1 + index, f"{index}", **{**_own(item, index), "behaviour": str(index)})
+    candidates = [
+        candidate(
+            1 + index, f"{index}", **{**_independent_facts(item, index), "behaviour": str(index)}
+        )
         for index, item in enumerate(field[: len(SEATS)])
     ]
-    names = order(*alone)
-    by_name = {item.proposal.candidate: item for item in alone}
+    names = order(*candidates)
+    by_name = {item.proposal.candidate: item for item in candidates}
     for index, better in enumerate(names):
         for worse in names[index + 1 :]:
             assert order(by_name[worse], by_name[better]) == [better, worse]
 
 
-def _own(item: Candidate, index: int) -> dict[str, Any]:
+def _independent_facts(item: Candidate, index: int) -> dict[str, Any]:
     """Return the facts that depend on nobody else: a reviewer of several candidates counts as far
     as it distinguishes right from wrong ones.
     """
@@ -167,13 +169,15 @@ def _own(item: Candidate, index: int) -> dict[str, Any]:
 
 @given(fields(), facts, st.integers(1, 5))
 def test_an_additional_failing_candidate_does_not_change_the_winner(
-    field: list[Candidate], more: dict[str, Any], number: int
+    field: list[Candidate], loser_facts: dict[str, Any], number: int
 ) -> None:
     # A reviewed candidate may show that a reviewer does not distinguish right from wrong.
-    loser = candidate(number, "z", revision=7, **{**more, "regressions": ("a::b",), "reviews": ()})
-    before, after = rank(field), rank([*field, loser])
-    assert [place.candidate for place in before if place.passed_gates] == [
-        place.candidate for place in after if place.passed_gates
+    loser = candidate(
+        number, "z", revision=7, **{**loser_facts, "regressions": ("a::b",), "reviews": ()}
+    )
+    places_before, places_after = rank(field), rank([*field, loser])
+    assert [place.candidate for place in places_before if place.passed_gates] == [
+        place.candidate for place in places_after if place.passed_gates
     ]
 
 
@@ -218,13 +222,13 @@ def test_the_criteria_are_applied_in_order() -> None:
     """Each candidate of the list is better than the previous one by the next criterion, and worse
     by all later ones.
     """
-    other = (CrossRun(SEATS[4], passed=False),)
+    failed_run = (CrossRun(SEATS[4], passed=False),)
     liked = (Review(SEATS[4], "c", 0.9),)
     failing = candidate(1, "a", evidence=FAILED, proven=True, fixed=("t::a", "t::b"), reviews=liked)
-    crossed = candidate(2, "b", cross=other, reviews=liked)
+    crossed = candidate(2, "b", cross=failed_run, reviews=liked)
     plain = candidate(3, "c", behaviour="alone")
     reviewed = candidate(4, "d", behaviour="other", reviews=liked)
-    fixing = candidate(5, "e", cross=other, fixed=("t::a",))
+    fixing = candidate(5, "e", cross=failed_run, fixed=("t::a",))
     assert order(failing, crossed, plain, reviewed, fixing) == [
         SEATS[4],
         SEATS[3],
@@ -232,7 +236,7 @@ def test_the_criteria_are_applied_in_order() -> None:
         SEATS[1],
         SEATS[0],
     ]
-    proven = candidate(1, "f", cross=other, proven=True)
+    proven = candidate(1, "f", cross=failed_run, proven=True)
     assert order(fixing, proven, reviewed)[0] == SEATS[0]
     agreeing = [candidate(number, f"{number}", behaviour="same") for number in (1, 2)]
     assert order(reviewed, *agreeing)[-1] == SEATS[3], (
@@ -248,9 +252,9 @@ def test_neither_the_size_of_a_change_nor_its_tests_count() -> None:
 
 
 def test_equal_changes_by_two_seats_outweigh_one_and_wording_alone_is_not_an_answer() -> None:
-    two = [candidate(number, f"{number}\n+" * 9, change="c") for number in (1, 2)]
+    same_changes = [candidate(number, f"{number}\n+" * 9, change="c") for number in (1, 2)]
     small = candidate(3, "x", change="d")
-    first, *_, last = rank([small, *two])
+    first, *_, last = rank([small, *same_changes])
     assert (first.seat in SEATS[:2], last.seat) == (True, SEATS[2])
     assert "2 seats make the same change of the code." in first.reasons
     wording_only = candidate(4, "y", idle=True)
@@ -267,9 +271,11 @@ def brings(
     proposal = Proposal(
         SEATS[number - 1], "dev", "done", diff(text), own_tests=("tests/test_new.py",)
     )
-    runs = [CrossRun(SEATS[other - 1], other in passed) for other in (*passed, *failed)]
-    own = Evidence(OWN_TESTS, Verdict.PASSED, passed=1)
-    return candidate(number, proposal=proposal, cross=tuple(runs), evidence=(*PASSED, own), **facts)
+    runs = [CrossRun(SEATS[author - 1], author in passed) for author in (*passed, *failed)]
+    own_evidence = Evidence(OWN_TESTS, Verdict.PASSED, passed=1)
+    return candidate(
+        number, proposal=proposal, cross=tuple(runs), evidence=(*PASSED, own_evidence), **facts
+    )
 
 
 def test_a_test_that_only_its_author_passes_is_evidence_for_its_author() -> None:
@@ -277,11 +283,11 @@ def test_a_test_that_only_its_author_passes_is_evidence_for_its_author() -> None
     nothing.
     """
     right = brings(1, "right\n+" * 40)
-    wrong = [
+    wrong_answers = [
         candidate(number, str(number), cross=(CrossRun(SEATS[0], passed=False),))
         for number in (2, 3)
     ]
-    places = rank([*wrong, right])
+    places = rank([*wrong_answers, right])
     assert places[0].seat == SEATS[0]
     assert (places[0].level, places[0].undecided) == (EvidenceLevel.SELF_TESTED, False)
     assert "seats behave the same" not in " ".join(
@@ -291,9 +297,9 @@ def test_a_test_that_only_its_author_passes_is_evidence_for_its_author() -> None
 
 
 def test_contradicting_tests_of_two_authors_are_decided_by_reviews() -> None:
-    one = brings(1, "one", failed=(2,), reviews=(Review(SEATS[3], "c", 0.9),))
-    two = brings(2, "two", failed=(1,), reviews=(Review(SEATS[3], "c", 0.2),))
-    assert order(two, one) == [SEATS[0], SEATS[1]]
+    first_candidate = brings(1, "one", failed=(2,), reviews=(Review(SEATS[3], "c", 0.9),))
+    second_candidate = brings(2, "two", failed=(1,), reviews=(Review(SEATS[3], "c", 0.2),))
+    assert order(second_candidate, first_candidate) == [SEATS[0], SEATS[1]]
 
 
 @pytest.mark.parametrize(
@@ -337,16 +343,20 @@ def test_an_agent_whose_tests_pass_on_the_base_reproduces_nothing() -> None:
 
 
 def test_a_flagged_line_is_shown_and_decides_nothing() -> None:
-    shown = candidate(1, "a", proven=True, fixed=("t::a",), look=("u.py:1: walks the stack",))
-    first, second = rank([candidate(2, "b", proven=True), shown])
+    flagged = candidate(1, "a", proven=True, fixed=("t::a",), look=("u.py:1: walks the stack",))
+    first, second = rank([candidate(2, "b", proven=True), flagged])
     assert (first.seat, first.level) == (SEATS[0], EvidenceLevel.PROVEN)
     assert "A person should look: u.py:1: walks the stack." in first.reasons
     assert second.seat == SEATS[1]
 
 
 def test_answers_ordered_only_by_a_hash_are_undecided_and_their_differences_named() -> None:
-    one, two, other = candidate(1, "a"), candidate(2, "b"), candidate(3, "c", behaviour="z")
-    places = rank([one, two, other])
+    first_candidate, second_candidate, third_candidate = (
+        candidate(1, "a"),
+        candidate(2, "b"),
+        candidate(3, "c", behaviour="z"),
+    )
+    places = rank([first_candidate, second_candidate, third_candidate])
     assert [place.undecided for place in places] == [True, True, False]
     assert any(
         reason.startswith("Undecided: no test tells it from") for reason in places[0].reasons
@@ -357,30 +367,40 @@ def test_answers_ordered_only_by_a_hash_are_undecided_and_their_differences_name
     )
     assert not any(
         place.undecided
-        for place in rank([one, replace(one, proposal=replace(one.proposal, seat=SEATS[3]))])
+        for place in rank(
+            [
+                first_candidate,
+                replace(first_candidate, proposal=replace(first_candidate.proposal, seat=SEATS[3])),
+            ]
+        )
     )
     assert not any(
         place.undecided
         for place in rank([candidate(1, "a", proven=True), candidate(2, "b", proven=True)])
     )
-    reviewed = replace(two, reviews=(Review(SEATS[4], "c", 0.9),))
-    assert not any(place.undecided for place in rank([one, reviewed]))
+    reviewed = replace(second_candidate, reviews=(Review(SEATS[4], "c", 0.9),))
+    assert not any(place.undecided for place in rank([first_candidate, reviewed]))
 
 
 def test_an_author_has_one_vote_and_a_seat_counts_once_in_a_cluster() -> None:
-    again = (CrossRun(SEATS[1], passed=False), CrossRun(SEATS[1], passed=False))
-    two = (CrossRun(SEATS[1], passed=False), CrossRun(SEATS[3], passed=False))
+    same_author = (CrossRun(SEATS[1], passed=False), CrossRun(SEATS[1], passed=False))
+    two_authors = (CrossRun(SEATS[1], passed=False), CrossRun(SEATS[3], passed=False))
     passing = candidate(
         5, "e\n+" * 9, cross=(CrossRun(SEATS[1], passed=True), CrossRun(SEATS[3], passed=True))
     )
-    assert order(candidate(1, "a\n+a", cross=again), candidate(3, cross=two), passing) == [
+    assert order(
+        candidate(1, "a\n+a", cross=same_author), candidate(3, cross=two_authors), passing
+    ) == [
         SEATS[4],
         SEATS[0],
         SEATS[2],
     ]
     doubled = [candidate(1, "a", behaviour="x"), candidate(1, "a\n+b", behaviour="x", revision=1)]
-    others = [candidate(2, "l\n+" * 9, behaviour="y"), candidate(3, "m\n+" * 9, behaviour="y")]
-    assert set(order(*doubled, *others)[:2]) == {SEATS[1], SEATS[2]}
+    other_candidates = [
+        candidate(2, "l\n+" * 9, behaviour="y"),
+        candidate(3, "m\n+" * 9, behaviour="y"),
+    ]
+    assert set(order(*doubled, *other_candidates)[:2]) == {SEATS[1], SEATS[2]}
 
 
 def test_an_author_with_a_failed_test_does_not_count_as_agreeing() -> None:
@@ -401,16 +421,16 @@ def test_a_repeated_reviewer_counts_once_and_a_missing_review_is_neutral() -> No
 def test_identical_answers_share_their_reviews() -> None:
     reviewed = candidate(1, "a", reviews=(Review(SEATS[4], "c", 0.3),))
     twin = candidate(2, "a")
-    other = candidate(3, "b", reviews=(Review(SEATS[4], "c", 0.4),))
-    assert order(reviewed, twin, other)[0] == SEATS[2]
+    other_answer = candidate(3, "b", reviews=(Review(SEATS[4], "c", 0.4),))
+    assert order(reviewed, twin, other_answer)[0] == SEATS[2]
 
 
 def test_the_answer_that_adds_a_test_is_first_of_tied_ones() -> None:
     """A test that both pass does not tell which one is right, so the winner is undecided."""
-    own = (*PASSED, Evidence(OWN_TESTS, Verdict.PASSED, passed=1))
-    for text, other in (("a", "b"), ("b", "a")):
-        author = candidate(1, text, evidence=own)
-        reproduced = candidate(2, other, cross=(CrossRun(SEATS[0], passed=True),))
+    own_evidence = (*PASSED, Evidence(OWN_TESTS, Verdict.PASSED, passed=1))
+    for text, other_text in (("a", "b"), ("b", "a")):
+        author = candidate(1, text, evidence=own_evidence)
+        reproduced = candidate(2, other_text, cross=(CrossRun(SEATS[0], passed=True),))
         first, second = rank([author, reproduced])
         assert (first.seat, first.level, first.undecided) == (
             SEATS[0],
@@ -423,10 +443,12 @@ def test_the_answer_that_adds_a_test_is_first_of_tied_ones() -> None:
 
 
 def test_the_answer_that_passes_the_others_test_is_first_of_tied_ones() -> None:
-    own = (*PASSED, Evidence(OWN_TESTS, Verdict.PASSED, passed=1))
-    for text, other in (("a", "b"), ("b", "a")):
-        plain = candidate(1, text, evidence=own)
-        reproduced = candidate(2, other, evidence=own, cross=(CrossRun(SEATS[3], passed=True),))
+    own_evidence = (*PASSED, Evidence(OWN_TESTS, Verdict.PASSED, passed=1))
+    for text, other_text in (("a", "b"), ("b", "a")):
+        plain = candidate(1, text, evidence=own_evidence)
+        reproduced = candidate(
+            2, other_text, evidence=own_evidence, cross=(CrossRun(SEATS[3], passed=True),)
+        )
         first, second = rank([plain, reproduced])
         assert (first.seat, first.level) == (SEATS[1], EvidenceLevel.REPRODUCED)
         assert first.undecided
@@ -446,9 +468,11 @@ def test_an_answer_that_changes_a_test_it_breaks_learns_which_version_counts() -
 
 
 def test_reasons_contain_numbers() -> None:
-    good = candidate(1, "a", proven=True)
-    bad = candidate(2, "b", evidence=FAILED, regressions=("t.py::x\x1b[31m", "t.py::y"))
-    first, second = rank([bad, good])
+    good_candidate = candidate(1, "a", proven=True)
+    failing_candidate = candidate(
+        2, "b", evidence=FAILED, regressions=("t.py::x\x1b[31m", "t.py::y")
+    )
+    first, second = rank([failing_candidate, good_candidate])
     assert first.reasons == (
         (
             "Passes all acceptance checks: the patch applies; tests passed (2 of 2 passed); no "
@@ -534,11 +558,11 @@ def test_a_missing_review_has_no_score() -> None:
     """Of two equally good answers, one has a bad review and the other has none: reviews do not
     decide.
     """
-    bad, unread = (
+    poorly_reviewed, unread = (
         candidate(1, "a", reviews=(_review(3, 0.2),)),
         candidate(2, "b", missing=("review of 2 by 4 is missing: timeout",)),
     )
-    first, second = rank([bad, unread])
+    first, second = rank([poorly_reviewed, unread])
     assert first.undecided
     assert second.undecided
     assert any(
@@ -546,15 +570,15 @@ def test_a_missing_review_has_no_score() -> None:
         for item in (first, second)
         for reason in item.reasons
     )
-    assert order(bad, replace(unread, missing=())) == [SEATS[1], SEATS[0]], (
+    assert order(poorly_reviewed, replace(unread, missing=())) == [SEATS[1], SEATS[0]], (
         "without reviews it counts as neither good nor bad"
     )
 
 
 def test_if_a_review_is_missing_only_reviewers_of_all_answers_are_compared() -> None:
-    one = candidate(1, "a", reviews=(_review(3, 0.2), _review(5, 0.9)))
-    other = candidate(2, "b", reviews=(_review(5, 0.8),), missing=("gone",))
-    assert order(one, other) == [SEATS[0], SEATS[1]], "agent 5 judged both"
+    first_candidate = candidate(1, "a", reviews=(_review(3, 0.2), _review(5, 0.9)))
+    second_candidate = candidate(2, "b", reviews=(_review(5, 0.8),), missing=("gone",))
+    assert order(first_candidate, second_candidate) == [SEATS[0], SEATS[1]], "agent 5 judged both"
 
 
 def test_a_draft_is_ranked_below_its_authors_revision_whatever_its_reviews() -> None:
@@ -593,10 +617,12 @@ def test_a_count_of_failing_tests_does_not_decide_if_the_tests_differ() -> None:
         run = CrossRun("test-writer", passed=not cases, failed=cases)
         return candidate(number, text, cross=(run,), behaviour=text)
 
-    one, two = failing(1, "a", "t::x"), failing(2, "b", "t::y", "t::z")
+    first_candidate, second_candidate = failing(1, "a", "t::x"), failing(2, "b", "t::y", "t::z")
     worse = failing(3, "c", "t::x", "t::y")
-    assert {item.proposal.seat for item in find_ties([one, two, worse])} == {SEATS[0], SEATS[1]}
-    places = rank([one, two, worse])
+    assert {
+        item.proposal.seat for item in find_ties([first_candidate, second_candidate, worse])
+    } == {SEATS[0], SEATS[1]}
+    places = rank([first_candidate, second_candidate, worse])
     assert [(place.seat, place.undecided) for place in places] == [
         (SEATS[0], True),
         (SEATS[1], True),
@@ -605,8 +631,8 @@ def test_a_count_of_failing_tests_does_not_decide_if_the_tests_differ() -> None:
     assert any(reason.endswith("Fewer failing tests decide.") for reason in places[0].reasons)
 
     better = failing(4, "d")
-    assert find_ties([one, two, better]) == ()
-    assert rank([one, two, better])[0].seat == SEATS[3]
+    assert find_ties([first_candidate, second_candidate, better]) == ()
+    assert rank([first_candidate, second_candidate, better])[0].seat == SEATS[3]
 
 
 def test_test_names_with_a_common_prefix_stay_distinct() -> None:

@@ -88,6 +88,8 @@ def test_the_order_of_reviews_does_not_matter(
         for at, (proven, scores) in enumerate(reviews)
     ]
     mixed = shuffle.sample(field, len(field))
-    one, other = (score_answers(*map(list, zip(*order, strict=True))) for order in (field, mixed))
-    assert one == other
-    assert all(0 <= item.mean <= 1000 for item in one.values())
+    scores_of_field, scores_of_mixed = (
+        score_answers(*map(list, zip(*order, strict=True))) for order in (field, mixed)
+    )
+    assert scores_of_field == scores_of_mixed
+    assert all(0 <= item.mean <= 1000 for item in scores_of_field.values())

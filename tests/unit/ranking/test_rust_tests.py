@@ -39,9 +39,9 @@ def test_code_excluded_from_tests_counts_as_code() -> None:
 
 def test_new_tests_are_removed_and_a_file_without_tests_is_unchanged() -> None:
     base = f"{CODE}#[cfg(test)]\nmod tests {{ #[test] fn one() {{}} }}\n"
-    more = f"{base}#[cfg(test)]\nmod others;\n#[test]\nfn two() {{}}\n"
-    assert restore_base_tests(more, base).rstrip() == base.rstrip()
-    assert restore_base_tests(more, CODE) == more
+    extended = f"{base}#[cfg(test)]\nmod others;\n#[test]\nfn two() {{}}\n"
+    assert restore_base_tests(extended, base).rstrip() == base.rstrip()
+    assert restore_base_tests(extended, CODE) == extended
 
 
 @pytest.mark.parametrize(

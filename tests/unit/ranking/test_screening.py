@@ -14,7 +14,7 @@ def diff(path: str, *lines: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("path", "line", "why"),
+    ("path", "line", "reason"),
     [
         ("a.py", "import pytest", "imports a test runner"),
         ("a.py", "frame = sys._getframe(1)", "reaches the interpreter's state"),
@@ -29,8 +29,8 @@ def diff(path: str, *lines: str) -> str:
         ("src/lib.rs", "std::process::exit(0);", "acts on the process, or differs under test"),
     ],
 )
-def test_a_suspicious_line_is_reported(path: str, line: str, why: str) -> None:
-    assert find_suspicious_lines(diff(path, "x = 1", line), ()) == (f"{path}:2: {why}",)
+def test_a_suspicious_line_is_reported(path: str, line: str, reason: str) -> None:
+    assert find_suspicious_lines(diff(path, "x = 1", line), ()) == (f"{path}:2: {reason}",)
     assert find_suspicious_lines(diff(path, line), (path,)) == ()
 
 

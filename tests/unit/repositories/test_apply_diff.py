@@ -27,13 +27,16 @@ def repo(tmp_path: Path) -> Repo:
 def diff(tmp_path: Path, repo: Repo) -> str:
     """Return a diff that changes one file, creates one and removes one."""
     repo.git("clone", "--quiet", str(repo.path), str(tmp_path / "other"))
-    other = Repo(tmp_path / "other")
-    other.write(
-        {"src/utils.py": (other.path / "src/utils.py").read_text() + SOLUTION, NEW: "N = 1\n"}
+    changed_repo = Repo(tmp_path / "other")
+    changed_repo.write(
+        {
+            "src/utils.py": (changed_repo.path / "src/utils.py").read_text() + SOLUTION,
+            NEW: "N = 1\n",
+        }
     )
-    (other.path / "README.md").unlink()
-    other.git("add", "--all")
-    return other.git("diff", "--cached", "--binary") + "\n"
+    (changed_repo.path / "README.md").unlink()
+    changed_repo.git("add", "--all")
+    return changed_repo.git("diff", "--cached", "--binary") + "\n"
 
 
 async def apply(repo: Repo, diff: str, tmp_path: Path) -> tuple[str, ...]:
@@ -70,20 +73,20 @@ async def test_a_diff_is_applied_from_a_subfolder_too(
 
 
 @pytest.mark.parametrize(
-    ("own", "message"),
+    ("uncommitted", "message"),
     [
         ({"src/utils.py": "# my unfinished work\n"}, "changes of your own in src/utils.py"),
         ({NEW: "mine\n"}, "changes of your own in src/new file.py"),
     ],
 )
 async def test_uncommitted_changes_are_never_overwritten(
-    repo: Repo, diff: str, tmp_path: Path, own: dict[str, str], message: str
+    repo: Repo, diff: str, tmp_path: Path, uncommitted: dict[str, str], message: str
 ) -> None:
-    repo.write(own)
+    repo.write(uncommitted)
     with pytest.raises(RepositoryError, match=message):
         await apply(repo, diff, tmp_path)
     assert (repo.path / "README.md").exists()  # nothing of it
-    for path, text in own.items():
+    for path, text in uncommitted.items():
         assert (repo.path / path).read_text() == text
 
 
@@ -168,9 +171,9 @@ async def test_ignored_files_are_never_overwritten(
     repo: Repo, tmp_path: Path, change: str, message: str
 ) -> None:
     repo.write({".git/info/exclude": ".env\n", ".env": "KEY=1\n"})
-    other = "public.txt" if "public" in change else ".env"
+    target = "public.txt" if "public" in change else ".env"
     with pytest.raises(RepositoryError, match=message):
-        await apply(repo, f"diff --git a/.env b/{other}\n{change}", tmp_path)
+        await apply(repo, f"diff --git a/.env b/{target}\n{change}", tmp_path)
     assert (repo.path / ".env").read_text() == "KEY=1\n"
     assert not (repo.path / "public.txt").exists()
 
@@ -179,13 +182,13 @@ async def test_a_file_matching_the_base_of_the_diff_is_not_an_uncommitted_change
     repo: Repo, diff: str, tmp_path: Path
 ) -> None:
     repo.git("clone", "--quiet", str(repo.path), str(tmp_path / "next"))
-    then = Repo(tmp_path / "next")
-    await apply(then, diff, tmp_path)
-    base = then.commit({})
-    then.write({NEW: "N = 1\nM = 2\n"})
-    second = then.git("diff", "--binary") + "\n"
-    repo.git("fetch", "--quiet", str(then.path), "HEAD")
-    both = diff + second
+    later_repo = Repo(tmp_path / "next")
+    await apply(later_repo, diff, tmp_path)
+    base = later_repo.commit({})
+    later_repo.write({NEW: "N = 1\nM = 2\n"})
+    second = later_repo.git("diff", "--binary") + "\n"
+    repo.git("fetch", "--quiet", str(later_repo.path), "HEAD")
+    combined_diff = diff + second
     assert set(await apply(repo, diff, tmp_path)) == {"src/utils.py", NEW, "README.md"}
     git, local = (
         GitRunner(tmp_path / "git"),
@@ -200,7 +203,7 @@ async def test_a_file_matching_the_base_of_the_diff_is_not_an_uncommitted_change
         await apply_to_files(git, local, second, base)
     repo.git("reset", "--hard", "--quiet")
     (repo.path / NEW).unlink()
-    assert set(await apply(repo, both, tmp_path)) == {"src/utils.py", NEW, "README.md"}
+    assert set(await apply(repo, combined_diff, tmp_path)) == {"src/utils.py", NEW, "README.md"}
     assert (repo.path / NEW).read_text() == "N = 1\nM = 2\n"
 
 
@@ -253,11 +256,14 @@ async def test_a_diff_applies_to_a_file_in_another_encoding(repo: Repo, tmp_path
             "a.txt": "größer\n".encode("utf-16"),
         }
     )
-    before = repo.git("rev-parse", f"{base}:a.txt")
-    after = repo.blob("größer\nnew\n")
+    blob_before = repo.git("rev-parse", f"{base}:a.txt")
+    blob_after = repo.blob("größer\nnew\n")
     await apply(
         repo,
-        repo.git("diff", before, after).replace(before, "a.txt").replace(after, "a.txt") + "\n",
+        repo.git("diff", blob_before, blob_after)
+        .replace(blob_before, "a.txt")
+        .replace(blob_after, "a.txt")
+        + "\n",
         tmp_path,
     )
     assert (repo.path / "a.txt").read_bytes() == "größer\nnew\n".encode("utf-16")
@@ -266,15 +272,15 @@ async def test_a_diff_applies_to_a_file_in_another_encoding(repo: Repo, tmp_path
 async def test_a_file_can_replace_a_folder_and_a_folder_a_file(repo: Repo, tmp_path: Path) -> None:
     repo.commit({"one": "1\n", "two/x": "2\n"})
     repo.git("clone", "--quiet", str(repo.path), str(tmp_path / "other"))
-    other = Repo(tmp_path / "other")
-    other.git("rm", "--quiet", "one", "two/x")
-    other.write({"one/y": "1\n", "two": "2\n"})
-    (other.path / "two").chmod(0o755)
-    (other.path / "link").symlink_to("one/y")
-    other.git("add", "--all")
+    changed_repo = Repo(tmp_path / "other")
+    changed_repo.git("rm", "--quiet", "one", "two/x")
+    changed_repo.write({"one/y": "1\n", "two": "2\n"})
+    (changed_repo.path / "two").chmod(0o755)
+    (changed_repo.path / "link").symlink_to("one/y")
+    changed_repo.git("add", "--all")
     parts = [
-        other.git("diff", "--cached", "--no-renames", f"--diff-filter={only}")
-        for only in ("D", "d")
+        changed_repo.git("diff", "--cached", "--no-renames", f"--diff-filter={status_filter}")
+        for status_filter in ("D", "d")
     ]
     await apply(repo, "\n".join((*parts, "")), tmp_path)
     assert (repo.path / "one/y").read_text() == "1\n"

@@ -21,12 +21,12 @@ CAPS = ChangeCaps(file_bytes=10_000, total_bytes=100_000)
 @pytest.fixture
 def few_descriptors() -> Iterator[None]:
     """Limit the descriptors so that one unnecessarily open folder is an error."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits_before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(
-        resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 60, before[1])
+        resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 60, limits_before[1])
     )
     yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits_before)
 
 
 @pytest.mark.usefixtures("few_descriptors")
@@ -56,16 +56,16 @@ def test_internal_files_of_git_are_not_a_change(tmp_path: Path, path: str) -> No
 
 
 def deep(folder: Path, levels: int) -> None:
-    here = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
     for _ in range(levels):
-        os.mkdir("d" * 200, dir_fd=here)
-        inner = os.open("d" * 200, os.O_RDONLY, dir_fd=here)
-        os.close(here)
-        here = inner
-    os.close(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=here))
-    os.pwrite(file := os.open("f", os.O_WRONLY, dir_fd=here), bytes(50_000), 0)
+        os.mkdir("d" * 200, dir_fd=descriptor)
+        inner = os.open("d" * 200, os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = inner
+    os.close(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=descriptor))
+    os.pwrite(file := os.open("f", os.O_WRONLY, dir_fd=descriptor), bytes(50_000), 0)
     os.close(file)
-    os.close(here)
+    os.close(descriptor)
 
 
 def test_entries_below_the_longest_path_are_counted(tmp_path: Path) -> None:
@@ -83,11 +83,11 @@ def test_folders_too_deep_to_count_exceed_every_limit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["{away}", "../away", "inner"])
 def test_no_link_of_the_base_is_followed_for_a_comparison(tmp_path: Path, target: str) -> None:
-    base, upper, away = tmp_path / "base", tmp_path / "upper", tmp_path / "away"
-    for folder in (base / "inner", upper / "link", away):
+    base, upper, outside_folder = tmp_path / "base", tmp_path / "upper", tmp_path / "away"
+    for folder in (base / "inner", upper / "link", outside_folder):
         folder.mkdir(parents=True)
         (folder / "secret").write_text("the same\n", encoding="utf-8")
-    (base / "link").symlink_to(target.format(away=away))
+    (base / "link").symlink_to(target.format(away=outside_folder))
     changes = survey_all(ChangeScan(upper, ("inner/secret", "link"), CAPS, base=base)).changes
     assert [(change.path, change.content) for change in changes] == [
         ("link", None),
@@ -105,14 +105,14 @@ def test_unmodified_links_to_folders_and_odd_names_are_unchanged(
     (tree / odd).write_text("odd", encoding="utf-8")
     (tree / "near").symlink_to("folder")
     (tree / "far").symlink_to("/usr")
-    before = stamps(tree)
+    stamps_before = stamps(tree)
     files = ("far", "folder/a", "near", "never written", odd)
-    assert survey_all(ChangeScan(tree, files, CAPS, stamps=before)).changes == []
+    assert survey_all(ChangeScan(tree, files, CAPS, stamps=stamps_before)).changes == []
     for name in ("far", "near", odd):
         (tree / name).unlink()
     assert [
         (change.path, change.content)
-        for change in survey_all(ChangeScan(tree, files, CAPS, stamps=before)).changes
+        for change in survey_all(ChangeScan(tree, files, CAPS, stamps=stamps_before)).changes
     ] == [
         ("far", None),
         ("near", None),

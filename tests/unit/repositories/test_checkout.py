@@ -21,20 +21,20 @@ def pointer(content: bytes) -> tuple[str, str]:
 async def test_lfs_files_of_the_source_are_complete_and_missing_ones_are_counted(
     tmp_path: Path,
 ) -> None:
-    here, oid = pointer(b"the content")
+    content_pointer, oid = pointer(b"the content")
     missing, _ = pointer(b"not here")
-    false, wrong = pointer(b"as it was")
+    false, wrong_oid = pointer(b"as it was")
     repo = make_repo(
         tmp_path / "r",
         {
             ".gitattributes": "*.bin filter=lfs diff=lfs\n",
-            "a.bin": here,
+            "a.bin": content_pointer,
             "b.bin": missing,
             "c.bin": false,
             "d.txt": "d",
         },
     )
-    for name, content in ((oid, b"the content"), (wrong, b"otherwise")):
+    for name, content in ((oid, b"the content"), (wrong_oid, b"otherwise")):
         store = repo.path / ".git/lfs/objects" / name[:2] / name[2:4]
         store.mkdir(parents=True)
         (store / name).write_bytes(content)

@@ -30,16 +30,16 @@ def clone(tmp_path: Path) -> TrustedClone:
     return TrustedClone(tmp_path / "repos" / "sample.git", SETTINGS)
 
 
-async def fetched(clone: TrustedClone, repo: Repo, ref: str = "HEAD") -> str:
+async def fetch_ref(clone: TrustedClone, repo: Repo, ref: str = "HEAD") -> str:
     return await clone.fetch(str(repo.path), ref)
 
 
-def solved() -> Change:
+def solution_change() -> Change:
     return Change("src/utils.py", "100644", (SAMPLE["src/utils.py"] + SOLUTION).encode())
 
 
 async def test_fetch_pins_the_commit_and_lists_its_files(clone: TrustedClone, sample: Repo) -> None:
-    sha = await fetched(clone, sample)
+    sha = await fetch_ref(clone, sample)
     assert sha == sample.head
     assert await clone.has(sha)
     assert not await clone.has("0" * 40)
@@ -118,7 +118,7 @@ async def test_fetch_runs_no_code_of_the_source(
     assert await clone.fetch(str(sample.path), sha) == sha
     dest = tmp_path / "out"
     await clone.checkout(sha, dest)
-    patch = await clone.commit_changes(sha, [solved()], "solve")
+    patch = await clone.commit_changes(sha, [solution_change()], "solve")
     await clone.apply(sha, patch.diff)
     assert (dest / "src/utils.py").read_text() == SAMPLE["src/utils.py"]
     assert not mark.exists()
@@ -137,17 +137,17 @@ async def test_checkout_keeps_modes_symlinks_and_bytes(clone: TrustedClone, tmp_
     )
     (repo.path / "bin/run").chmod(0o755)
     (repo.path / "sub/link").symlink_to("../bin/run")
-    sha = await fetched(
+    sha = await fetch_ref(
         clone,
         Repo(repo.path),
         repo.commit({".gitattributes": "*.txt text eol=crlf\nraw export-ignore\n"}),
     )
     dest = tmp_path / "out"
-    before = os.umask(0o077)
+    umask_before = os.umask(0o077)
     try:
         await clone.checkout(sha, dest)
     finally:
-        os.umask(before)
+        os.umask(umask_before)
     assert (dest / "bin/run").stat().st_mode & 0o777 == 0o755
     assert (dest / "dos.txt").read_bytes() == b"a\r\nb\r\n"
     assert (dest / "raw").read_bytes() == b"\0\xff"
@@ -251,7 +251,7 @@ async def test_no_patch_changes_the_target_of_a_base_link_that_points_outside(
     sample.write({"deep/er/x": "x", "b.txt": "b"})
     (sample.path / "away").symlink_to("deep/er/../../../sibling")
     (sample.path / "near").symlink_to("deep/er/../../b.txt")
-    sha = await fetched(clone, sample, sample.commit())
+    sha = await fetch_ref(clone, sample, sample.commit())
     for change in (
         [Change("deep/er/x", "100644", None), Change("deep/er", "120000", b"../")],
         [Change("deep/er", "120000", b"..")],
@@ -267,7 +267,7 @@ _ODD_NAMES = [b"a\\b", b"line\nbreak", b"latin-\xe9", b"tab\tin", b"bell\x07", b
 async def test_a_base_file_with_an_odd_name_is_kept_and_cannot_be_changed(
     clone: TrustedClone, sample: Repo, tmp_path: Path, name: str
 ) -> None:
-    sha = await fetched(clone, sample, sample.commit({"a.txt": "x", name: "odd"}))
+    sha = await fetch_ref(clone, sample, sample.commit({"a.txt": "x", name: "odd"}))
     await clone.checkout(sha, tmp_path / "out")
     assert (tmp_path / "out" / name).read_text() == "odd"
     files = await clone.files(sha)
@@ -302,11 +302,11 @@ async def test_entries_that_no_disk_can_hold_are_left_out_and_stay_in_the_tree(
 
 
 @pytest.mark.parametrize(
-    ("mode", "seen"),
+    ("mode", "read_mode"),
     [("100664", "100644"), ("100600", "100644"), ("100775", "100755"), ("100711", "100755")],
 )
 async def test_obsolete_file_modes_are_read_as_git_reads_them(
-    clone: TrustedClone, sample: Repo, mode: str, seen: str
+    clone: TrustedClone, sample: Repo, mode: str, read_mode: str
 ) -> None:
     blob = bytes.fromhex(sample.blob("x"))
     raw = f"{mode} old".encode() + b"\0" + blob
@@ -322,7 +322,7 @@ async def test_obsolete_file_modes_are_read_as_git_reads_them(
     sha = sample.git("commit-tree", tree, "-m", "old")
     sample.git("update-ref", "refs/heads/crafted", sha)
     await clone.fetch(str(sample.path), sha)
-    assert [entry.mode for entry in await clone.entries(sha)] == [seen, "100644"]
+    assert [entry.mode for entry in await clone.entries(sha)] == [read_mode, "100644"]
     assert (await clone.commit_changes(sha, [Change("z", "100644", b"y")], "one")).paths == ("z",)
 
 
@@ -349,10 +349,10 @@ async def test_only_a_base_link_may_differ_from_a_folder_in_case_alone(
     clone: TrustedClone, sample: Repo, tmp_path: Path
 ) -> None:
     (sample.path / "Src").symlink_to("src")
-    sha = await fetched(clone, sample, sample.commit())
+    sha = await fetch_ref(clone, sample, sample.commit())
     await clone.checkout(sha, tmp_path / "out")
     assert (tmp_path / "out/Src").readlink() == Path("src")
-    assert (await clone.commit_changes(sha, [solved()], "the link stays")).paths == (
+    assert (await clone.commit_changes(sha, [solution_change()], "the link stays")).paths == (
         "src/utils.py",
     )
     with pytest.raises(PatchRefused, match="'TESTS'"):
@@ -398,7 +398,7 @@ async def test_a_repository_over_the_size_limit_is_refused(sample: Repo, tmp_pat
 
 async def test_a_large_file_of_the_base_is_streamed_out(sample: Repo, tmp_path: Path) -> None:
     clone = TrustedClone(tmp_path / "repos" / "c.git", SETTINGS)
-    sha = await fetched(clone, sample, sample.commit({"big": b"0123456789abcdef" * 400_000}))
+    sha = await fetch_ref(clone, sample, sample.commit({"big": b"0123456789abcdef" * 400_000}))
     await clone.checkout(sha, tmp_path / "out")
     assert (tmp_path / "out" / "big").stat().st_size == 6_400_000
     assert await clone.read(sha, "big", 4) == b"0123"
@@ -408,18 +408,20 @@ async def test_the_same_input_gives_the_same_commit(sample: Repo, tmp_path: Path
     patches = []
     for name in ("one", "two"):
         clone = TrustedClone(tmp_path / name / "c.git", SETTINGS)
-        sha = await fetched(clone, sample)
+        sha = await fetch_ref(clone, sample)
         patches.append(
-            await clone.commit_changes(sha, [solved()], "Add hello_world()\n\nby agent-dev-001")
+            await clone.commit_changes(
+                sha, [solution_change()], "Add hello_world()\n\nby agent-dev-001"
+            )
         )
     assert patches[0] == patches[1]
     patch = patches[0]
     assert patch.paths == ("src/utils.py",)
     assert patch.tests == ()
     assert patch.diff.startswith("diff --git a/src/utils.py b/src/utils.py\nindex ")
-    again = await clone.apply(sha, patch.diff, "Add hello_world()\n\nby agent-dev-001")
-    assert again == patch
-    assert await clone.changes(sha, patch.commit_sha) == [solved()]
+    repeated = await clone.apply(sha, patch.diff, "Add hello_world()\n\nby agent-dev-001")
+    assert repeated == patch
+    assert await clone.changes(sha, patch.commit_sha) == [solution_change()]
     assert not (clone.path / "index").exists()
     clone._trees.clear()
     assert await clone.has(patch.commit_sha)
@@ -428,7 +430,7 @@ async def test_the_same_input_gives_the_same_commit(sample: Repo, tmp_path: Path
 async def test_every_kind_of_change_survives_diff_and_apply(
     clone: TrustedClone, sample: Repo
 ) -> None:
-    sha = await fetched(
+    sha = await fetch_ref(
         clone,
         sample,
         sample.commit(
@@ -450,26 +452,26 @@ async def test_every_kind_of_change_survives_diff_and_apply(
     patch = await clone.commit_changes(sha, changes, "all kinds")
     assert sorted(patch.paths) == sorted(change.path for change in changes)
     assert patch.tests == ("tests/test_new.py",)
-    again = await clone.apply(sha, patch.diff, "all kinds")
-    assert again.commit_sha == patch.commit_sha
-    seen = {change.path: change for change in await clone.changes(sha, patch.commit_sha)}
-    assert {path: change.content for path, change in seen.items()} == {
+    repeated = await clone.apply(sha, patch.diff, "all kinds")
+    assert repeated.commit_sha == patch.commit_sha
+    changes_by_path = {change.path: change for change in await clone.changes(sha, patch.commit_sha)}
+    assert {path: change.content for path, change in changes_by_path.items()} == {
         change.path: change.content for change in changes
     }
-    assert seen["mode.sh"].mode == "100755"
+    assert changes_by_path["mode.sh"].mode == "100755"
 
 
 async def test_no_change_is_an_empty_patch(clone: TrustedClone, sample: Repo) -> None:
-    sha = await fetched(clone, sample)
-    same = Change("src/utils.py", "100644", SAMPLE["src/utils.py"].encode())
-    for changes in ([], [same], [Change("never/there", "100644", None)]):
+    sha = await fetch_ref(clone, sample)
+    unchanged = Change("src/utils.py", "100644", SAMPLE["src/utils.py"].encode())
+    for changes in ([], [unchanged], [Change("never/there", "100644", None)]):
         patch = await clone.commit_changes(sha, changes, "nothing")
         assert (patch.diff, patch.paths, patch.commit_sha) == ("", (), sha)
     assert (await clone.apply(sha, "")).diff == ""
 
 
 async def test_leftovers_and_ignored_files_are_excluded(clone: TrustedClone, sample: Repo) -> None:
-    sha = await fetched(
+    sha = await fetch_ref(
         clone,
         sample,
         sample.commit({"kept.log": "tracked although ignored\n", "sub/.gitignore": "*\n!keep\n"}),
@@ -530,7 +532,7 @@ async def test_leftovers_and_ignored_files_are_excluded(clone: TrustedClone, sam
 async def test_an_invalid_change_is_refused_by_name(
     clone: TrustedClone, sample: Repo, change: Change
 ) -> None:
-    sha = await fetched(clone, sample)
+    sha = await fetch_ref(clone, sample)
     with pytest.raises(PatchRefused):
         await clone.commit_changes(sha, [change], "bad")
 
@@ -574,7 +576,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_a_hostile_diff_is_refused(clone: TrustedClone, sample: Repo, name: str) -> None:
-    sha = await fetched(clone, sample)
+    sha = await fetch_ref(clone, sample)
     with pytest.raises(PatchRefused, match=r"patch (does not|may not|holds|has|makes)"):
         await clone.apply(sha, HOSTILE[name])
     assert not [
@@ -597,10 +599,10 @@ async def test_fetch_names_what_is_missing(
 
 
 async def test_commits_stack_on_a_parent(clone: TrustedClone, sample: Repo) -> None:
-    sha = await fetched(clone, sample)
-    first = await clone.commit_changes(sha, [solved()], "first")
+    sha = await fetch_ref(clone, sample)
+    first = await clone.commit_changes(sha, [solution_change()], "first")
     second = await clone.commit_changes(
-        sha, [solved(), Change("b", "100644", b"b")], "second", parent=first.commit_sha
+        sha, [solution_change(), Change("b", "100644", b"b")], "second", parent=first.commit_sha
     )
     assert second.paths == ("b", "src/utils.py")
     git_dir = f"--git-dir={clone.path}"

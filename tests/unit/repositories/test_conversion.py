@@ -128,19 +128,19 @@ async def test_a_changed_file_is_stored_as_git_would_add_it(
     repo.git("clone", "--quiet", str(repo.path), str(theirs))
     await clone.checkout(sha, ours)
     for path in (*base, *(f"fresh.{ending}" for ending in ENDINGS)):
-        before = (ours / path).read_bytes() if path in base else b""
+        content_before = (ours / path).read_bytes() if path in base else b""
         wide = path.rpartition(".")[2] in {"w16", "l16", "b16"}
         codec = {"w16": "utf-16", "l16": "utf-16-le", "b16": "utf-16-be"}.get(
             path.rpartition(".")[2], "utf-8"
         )
-        more = f"more{end}".encode(codec)
-        if wide and before:
-            more = more.removeprefix(b"\xff\xfe")
+        added = f"more{end}".encode(codec)
+        if wide and content_before:
+            added = added.removeprefix(b"\xff\xfe")
         elif path == "fresh.l16":
-            more = b"\xff\xfe" + more
+            added = b"\xff\xfe" + added
         for tree in (theirs, upper):
             (tree / path).parent.mkdir(parents=True, exist_ok=True)
-            (tree / path).write_bytes(before + more)
+            (tree / path).write_bytes(content_before + added)
     Repo(theirs).git("add", "--all")
     expected_tree = Repo(theirs).git("write-tree")
     caps = ChangeCaps(file_bytes=10_000, total_bytes=1_000_000)

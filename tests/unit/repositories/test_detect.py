@@ -14,13 +14,13 @@ from moothall.repositories.detect.requirements import versions
 TESTED = {"pkg/__init__.py": "", "tests/test_a.py": ""}
 
 
-def detected(files: Mapping[str, str], most: int = 20) -> Detected:
-    return detect(files, files, most)
+def detect_all(files: Mapping[str, str], limit: int = 20) -> Detected:
+    return detect(files, files, limit)
 
 
 def install_words(files: Mapping[str, str]) -> tuple[str, ...]:
     """Return the words of the first installation after pip's own."""
-    first = detected({**TESTED, **files}).steps[0].argv
+    first = detect_all({**TESTED, **files}).steps[0].argv
     assert first[: len(PIP)] == PIP
     return first[len(PIP) :]
 
@@ -42,8 +42,8 @@ def test_packages_are_constrained_by_the_lock_file_if_its_versions_are_available
     lock: str,
 ) -> None:
     files = {**TESTED, "pyproject.toml": f'{BUILD}[dependency-groups]\ntest = ["responses"]\n'}
-    (free,) = detected(files).steps
-    read, locked = detected({**files, lock: ""}).steps
+    (free,) = detect_all(files).steps
+    read, locked = detect_all({**files, lock: ""}).steps
     assert read.argv[-2:] == (lock, "/env/locked.txt")
     assert read.optional
     assert locked.argv == (*PIP, "-c", "/env/locked.txt", *free.argv[len(PIP) :])
@@ -316,15 +316,15 @@ def test_a_noxfile_is_never_run_and_a_broken_one_is_not_an_error() -> None:
 
 
 def test_the_fallback_requires_project_and_pytest_and_makes_groups_optional() -> None:
-    (install,) = detected(
+    (install,) = detect_all(
         {
             **TESTED,
             "pyproject.toml": BUILD + '[dependency-groups]\ntest = ["a"]\ndev = ["b", "tox"]\n',
         }
     ).steps
     assert install.argv == (*PIP, "pytest", "a", "b", "-e", ".")
-    must, *groups = install.instead
-    assert (must.argv, must.optional) == ((*PIP, "pytest", "-e", "."), False)
+    required_step, *groups = install.instead
+    assert (required_step.argv, required_step.optional) == ((*PIP, "pytest", "-e", "."), False)
     assert [(step.argv[-1], step.optional) for step in groups] == [("a", True), ("b", True)]
 
 
@@ -334,10 +334,10 @@ def test_each_part_of_a_group_or_file_that_cannot_be_installed_whole_is_tried() 
         "requirements-dev.txt": "",
         "pyproject.toml": "[dependency-groups]\ntest = ['a', 'b']\n",
     }
-    (install,) = detected({**TESTED, **files}).steps
-    must, *pieces = install.instead
-    assert must.argv == (*PIP, "pytest", "-r", "requirements.txt")
-    assert [" ".join(step.argv[-2:]) for step in must.instead] == [
+    (install,) = detect_all({**TESTED, **files}).steps
+    required_step, *pieces = install.instead
+    assert required_step.argv == (*PIP, "pytest", "-r", "requirements.txt")
+    assert [" ".join(step.argv[-2:]) for step in required_step.instead] == [
         f"{PIP[-1]} pytest",
         "must requirements.txt",
     ]
@@ -391,13 +391,13 @@ def test_version_constraints_of_poetry_are_translated(poetry: str, specifier: st
 def test_the_required_python_version_is_detected(
     files: dict[str, str], needs: dict[str, str]
 ) -> None:
-    assert detected({**TESTED, **files}).needs == needs
+    assert detect_all({**TESTED, **files}).needs == needs
 
 
 def test_required_versions_of_other_toolchains_are_detected() -> None:
     scripts = {"scripts": {"test": "node --test"}, "engines": {"node": ">=18"}}
-    assert detected({"package.json": json.dumps(scripts)}).needs == {"node": ">=18"}
-    assert detected({"go.mod": "module x\n\ngo 1.22.3\n", "x_test.go": ""}).needs == {
+    assert detect_all({"package.json": json.dumps(scripts)}).needs == {"node": ">=18"}
+    assert detect_all({"go.mod": "module x\n\ngo 1.22.3\n", "x_test.go": ""}).needs == {
         "go": "1.22.3"
     }
     rust = {
@@ -405,17 +405,17 @@ def test_required_versions_of_other_toolchains_are_detected() -> None:
         "src/lib.rs": "",
         "rust-toolchain.toml": '[toolchain]\nchannel = "nightly"\n',
     }
-    assert detected(rust).needs == {"rust": "nightly"}
+    assert detect_all(rust).needs == {"rust": "nightly"}
 
 
 @pytest.mark.parametrize(
     "tool", ["hatch-vcs", "setuptools_scm>=8", "versioningit", "pbr", "poetry-dynamic-versioning"]
 )
 def test_versions_from_tags_require_the_history(tool: str) -> None:
-    assert detected(
+    assert detect_all(
         {**TESTED, "pyproject.toml": f'[build-system]\nrequires = ["{tool}"]\n'}
     ).history
-    assert not detected(
+    assert not detect_all(
         {**TESTED, "pyproject.toml": '[build-system]\nrequires = ["flit-core"]\n'}
     ).history
 
@@ -450,11 +450,13 @@ def test_versions_from_tags_require_the_history(tool: str) -> None:
 def test_the_tests_of_a_node_package_are_detected_without_its_linters(
     scripts: dict[str, str], tests: tuple[str, ...]
 ) -> None:
-    assert detected({"package.json": json.dumps({"scripts": scripts})}).checks["tests"] == tests
+    assert detect_all({"package.json": json.dumps({"scripts": scripts})}).checks["tests"] == tests
 
 
 def test_a_lint_script_is_an_advisory_check() -> None:
-    lint = detected({"package.json": json.dumps({"scripts": {"test": "ava", "lint": "eslint ."}})})
+    lint = detect_all(
+        {"package.json": json.dumps({"scripts": {"test": "ava", "lint": "eslint ."}})}
+    )
     assert lint.checks["lint"] == ("npm", "run", "--ignore-scripts", "--silent", "lint")
     assert lint.advisory == ("lint",)
 
@@ -490,7 +492,7 @@ def test_a_lint_script_is_an_advisory_check() -> None:
 )
 def test_the_package_manager_follows_from_the_lock_file(files: dict[str, str], first: str) -> None:
     package = {"package.json": json.dumps({"scripts": {"test": "ava"}})}
-    command_lines = list(commands(detected({**package, **files}).steps))
+    command_lines = list(commands(detect_all({**package, **files}).steps))
     assert command_lines[0].startswith(first)
     assert command_lines[-1].endswith("--ignore-scripts"), "the fallback, if its own command fails"
 
@@ -518,12 +520,12 @@ def test_the_pinned_version_of_the_package_manager_is_installed(
     named: dict[str, object], installed: str
 ) -> None:
     package = {"scripts": {"test": "ava"}, **named}
-    assert detected({"package.json": json.dumps(package)}).steps[0].argv[-1] == installed
+    assert detect_all({"package.json": json.dumps(package)}).steps[0].argv[-1] == installed
 
 
 def test_the_pinned_package_manager_is_installed_for_scripts_that_call_corepack() -> None:
     package = {"scripts": {"test": "corepack pnpm run a"}, "packageManager": "pnpm@9.1.2"}
-    assert detected({"package.json": json.dumps(package)}).steps[-1].argv[-3:] == (
+    assert detect_all({"package.json": json.dumps(package)}).steps[-1].argv[-3:] == (
         "install",
         "--global",
         "pnpm@9.1.2",
@@ -535,7 +537,7 @@ def test_npm_runs_the_test_script_of_a_package_that_names_another_manager() -> N
         "scripts": {"test": "pnpm run a"},
         "devEngines": {"packageManager": {"name": "pnpm", "onFail": "error"}},
     }
-    assert detected({"package.json": json.dumps(package)}).checks["tests"] == (
+    assert detect_all({"package.json": json.dumps(package)}).checks["tests"] == (
         "npm",
         "test",
         "--force",
@@ -547,13 +549,13 @@ def test_the_named_package_manager_takes_precedence() -> None:
     assert any(
         "pnpm@9.1.2" in command_line
         for command_line in commands(
-            detected({"package.json": json.dumps(named), "yarn.lock": ""}).steps
+            detect_all({"package.json": json.dumps(named), "yarn.lock": ""}).steps
         )
     )
     berry = {"package.json": json.dumps(named | {"packageManager": "yarn@4.5.3"})}
     (first,) = (
         command_line
-        for command_line in commands(detected(berry).steps[1:2])
+        for command_line in commands(detect_all(berry).steps[1:2])
         if command_line.endswith("--no-immutable")
     )  # there is no lock file to respect
     assert first.startswith("env YARN_NODE_LINKER")
@@ -579,21 +581,21 @@ MONOREPO = {
 
 
 def test_each_of_several_projects_has_a_check_in_its_folder() -> None:
-    several = detected(MONOREPO)
+    detection = detect_all(MONOREPO)
     folders = {
         "tests-api": "api",
         "tests-core": "libs/core",
         "tests-web": "web",
         "tests-service": "service",
     }
-    assert several.folders == folders
-    assert set(several.checks) == set(folders)
-    assert several.depends == {"api": ("libs/core",)}
-    assert {step.folder for step in several.steps} == set(folders.values())
-    assert all(step.optional for step in several.steps), (
+    assert detection.folders == folders
+    assert set(detection.checks) == set(folders)
+    assert detection.depends == {"api": ("libs/core",)}
+    assert {step.folder for step in detection.steps} == set(folders.values())
+    assert all(step.optional for step in detection.steps), (
         "a member that cannot be set up does not affect the others"
     )
-    api = next(step for step in several.steps if step.folder == "api")
+    api = next(step for step in detection.steps if step.folder == "api")
     assert api.argv[len(PIP) :] == ("-e", "../libs/core", "pytest", "-e", ".")
 
 
@@ -619,49 +621,51 @@ UV = {
 
 
 def test_local_projects_are_installed_from_their_folders() -> None:
-    argv = detected(UV).steps[0].argv[len(PIP) :]
+    argv = detect_all(UV).steps[0].argv[len(PIP) :]
     local = tuple(
         word
         for name in ("packages/a[x]", "packages/b", "packages/c", "tools/kit")
         for word in ("-e", name)
     )
     assert argv == (*local, "pytest", "attrs")
-    assert detected(UV).depends == {"": ("packages/a", "packages/b", "packages/c", "tools/kit")}
+    assert detect_all(UV).depends == {"": ("packages/a", "packages/b", "packages/c", "tools/kit")}
 
 
 def test_their_number_is_bounded_and_shown() -> None:
-    few = detected(MONOREPO, 1)
-    assert len(few.checks) == 1
-    assert "more projects have no check of their own" in few.notes[0]
+    limited = detect_all(MONOREPO, 1)
+    assert len(limited.checks) == 1
+    assert "more projects have no check of their own" in limited.notes[0]
 
 
 def test_only_checks_near_a_change_are_selected() -> None:
-    several = detected(MONOREPO)
-    profile = Profile(checks=several.checks, folders=several.folders, depends=several.depends)
+    detection = detect_all(MONOREPO)
+    profile = Profile(checks=detection.checks, folders=detection.folders, depends=detection.depends)
     assert checks_near(profile, ["api/x.py"]) == ("tests-api",)
     assert checks_near(profile, ["libs/core/x.py"]) == ("tests-api", "tests-core")
-    assert checks_near(profile, ["README.md"]) == tuple(several.checks)
+    assert checks_near(profile, ["README.md"]) == tuple(detection.checks)
     assert checks_near(profile, []) == ()
     assert checks_near(Profile(checks={"tests": ("x",)}), ["any/where"]) == ("tests",)
 
 
 def test_the_check_of_a_single_project_in_a_folder_keeps_its_plain_name() -> None:
-    one = detected({"python/setup.py": "", "python/tests/test_a.py": "", "README.md": ""})
-    assert one.checks == {"tests": ("python", "-m", "pytest")}
-    assert one.folders == {"tests": "python"}
-    assert not one.steps[0].optional
+    detection = detect_all({"python/setup.py": "", "python/tests/test_a.py": "", "README.md": ""})
+    assert detection.checks == {"tests": ("python", "-m", "pytest")}
+    assert detection.folders == {"tests": "python"}
+    assert not detection.steps[0].optional
 
 
 def test_the_root_check_excludes_projects_with_their_own_check() -> None:
-    both = detected({**TESTED, "setup.py": "", "plugin/setup.py": "", "plugin/test_b.py": ""})
-    assert both.checks == {
+    detection = detect_all(
+        {**TESTED, "setup.py": "", "plugin/setup.py": "", "plugin/test_b.py": ""}
+    )
+    assert detection.checks == {
         "tests": ("python", "-m", "pytest", "--ignore=plugin"),
         "tests-plugin": ("python", "-m", "pytest"),
     }
 
 
 def test_members_of_workspaces_are_installed_at_the_root() -> None:
-    node = detected(
+    node = detect_all(
         {
             "package.json": json.dumps({"workspaces": ["packages/*"]}),
             "package-lock.json": "",
@@ -671,7 +675,7 @@ def test_members_of_workspaces_are_installed_at_the_root() -> None:
     )
     assert set(node.checks) == {"tests-a", "tests-b"}
     assert [step.folder for step in node.steps] == [""]
-    cargo = detected(
+    cargo = detect_all(
         {
             "Cargo.toml": '[workspace]\nmembers = ["a"]\n',
             "a/Cargo.toml": '[package]\nname = "a"\n',
@@ -685,25 +689,25 @@ def test_members_of_workspaces_are_installed_at_the_root() -> None:
 
 
 @pytest.mark.parametrize(
-    ("after", "arguments"), [("npx npm audit", ("--ignore-scripts",)), ("node tidy.js", ())]
+    ("posttest", "arguments"), [("npx npm audit", ("--ignore-scripts",)), ("node tidy.js", ())]
 )
 def test_a_posttest_script_that_needs_the_network_is_skipped(
-    after: str, arguments: tuple[str, ...]
+    posttest: str, arguments: tuple[str, ...]
 ) -> None:
     files = {
         "package.json": json.dumps(
             {"workspaces": ["packages/*"], "scripts": {"test": "npm test --workspaces"}}
         ),
-        "packages/a/package.json": json.dumps({"scripts": {"test": "tape", "posttest": after}}),
+        "packages/a/package.json": json.dumps({"scripts": {"test": "tape", "posttest": posttest}}),
         "examples/b/package.json": json.dumps(
             {"scripts": {"test": "tape", "posttest": "eslint ."}}
         ),
     }
-    assert detected(files).checks["tests"] == ("npm", "test", *arguments)
+    assert detect_all(files).checks["tests"] == ("npm", "test", *arguments)
 
 
 def test_test_files_that_pytest_would_not_discover_are_named() -> None:
-    assert detected({"slug/__init__.py": "", "test.py": "", "setup.py": ""}).checks["tests"] == (
+    assert detect_all({"slug/__init__.py": "", "test.py": "", "setup.py": ""}).checks["tests"] == (
         "python",
         "-m",
         "pytest",
@@ -713,9 +717,9 @@ def test_test_files_that_pytest_would_not_discover_are_named() -> None:
 
 def test_a_suite_file_beside_files_that_pytest_discovers_is_run_too() -> None:
     files = {"setup.py": "", "test/test.py": "", "test/test_more.py": ""}
-    more = ("-o", "python_files=test_*.py *_test.py test/test.py")
-    assert detected(files).checks["tests"] == ("python", "-m", "pytest", *more)
-    assert detected({**files, "tox.ini": "[pytest]\npython_files = check_*.py\n"}).checks[
+    options = ("-o", "python_files=test_*.py *_test.py test/test.py")
+    assert detect_all(files).checks["tests"] == ("python", "-m", "pytest", *options)
+    assert detect_all({**files, "tox.ini": "[pytest]\npython_files = check_*.py\n"}).checks[
         "tests"
     ] == (
         "python",
@@ -787,7 +791,7 @@ WEB = {"requirements.txt": "Django\n", "app1/tests.py": "", "web/settings.py": "
     ],
 )
 def test_django_without_pytest_uses_its_own_runner(files: dict[str, str], tests: str) -> None:
-    assert " ".join(detected(files).checks["tests"]) == tests
+    assert " ".join(detect_all(files).checks["tests"]) == tests
 
 
 def test_requirements_of_django_in_a_folder_are_installed_from_there() -> None:
@@ -797,16 +801,16 @@ def test_requirements_of_django_in_a_folder_are_installed_from_there() -> None:
         "backend/app/tests.py": "",
         "backend/requirements.txt": "",
     }
-    assert detected({"README.md": "", **inner}).steps[0].argv[-3:] == (
+    assert detect_all({"README.md": "", **inner}).steps[0].argv[-3:] == (
         "pytest",
         "-r",
         "backend/requirements.txt",
     )
-    assert "backend/requirements.txt" in detected(inner).reads
+    assert "backend/requirements.txt" in detect_all(inner).reads
 
 
 def test_the_script_that_starts_djangos_tests_is_protected() -> None:
-    assert "manage.py" in detected({**WEB, "manage.py": MANAGE}).protected
+    assert "manage.py" in detect_all({**WEB, "manage.py": MANAGE}).protected
 
 
 @pytest.mark.parametrize(
@@ -834,7 +838,7 @@ def test_the_script_that_starts_djangos_tests_is_protected() -> None:
     ],
 )
 def test_doctests_run_if_the_project_configures_them(files: dict[str, str], tests: str) -> None:
-    assert " ".join(detected({"thing.py": "", **files}).checks.get("tests", ())) == tests
+    assert " ".join(detect_all({"thing.py": "", **files}).checks.get("tests", ())) == tests
 
 
 EXTENSION = (
@@ -878,12 +882,14 @@ MATURIN = '[build-system]\nrequires = ["maturin>=1"]\nbuild-backend = "maturin"\
 )
 def test_compiled_code_is_rebuilt(files: dict[str, str], command: str) -> None:
     python = {} if "package.json" in files else {"tests/test_a.py": ""}
-    one = detected({**python, **files})
-    (build,) = one.builds
+    detection = detect_all({**python, **files})
+    (build,) = detection.builds
     assert command in build.argv[-1]
-    assert any(command in step.argv[-1] and step.optional for step in one.steps), "set-up tries it"
+    assert any(command in step.argv[-1] and step.optional for step in detection.steps), (
+        "set-up tries it"
+    )
     assert "*.c" in build.sources
-    assert "x.c" in one.reads, "another commit with other sources is set up anew"
+    assert "x.c" in detection.reads, "another commit with other sources is set up anew"
 
 
 def test_a_workspace_member_is_built_after_the_root_is_installed() -> None:
@@ -892,20 +898,20 @@ def test_a_workspace_member_is_built_after_the_root_is_installed() -> None:
         "package.json": json.dumps({"workspaces": ["packages/*"]}),
         "packages/a/package.json": json.dumps(member),
     }
-    one = detected(files)
-    assert [step.folder for step in one.steps] == ["", "packages/a"]
-    assert "npm run --silent build" in one.steps[-1].argv[-1]
-    assert [build.folder for build in one.builds] == ["packages/a"]
+    detection = detect_all(files)
+    assert [step.folder for step in detection.steps] == ["", "packages/a"]
+    assert "npm run --silent build" in detection.steps[-1].argv[-1]
+    assert [build.folder for build in detection.builds] == ["packages/a"]
 
 
 def test_meson_builds_with_its_installed_requirements() -> None:
     meson = "[build-system]\nrequires = ['meson-python', 'cython']\nbuild-backend = 'mesonpy'\n"
-    one = detected({**TESTED, "pyproject.toml": meson, "meson.build": ""})
-    needed, again, tried = one.steps[-3:]
+    detection = detect_all({**TESTED, "pyproject.toml": meson, "meson.build": ""})
+    needed, install, tried = detection.steps[-3:]
     assert "ninja" in tried.argv[-1]
     assert {"meson", "ninja", "cython"} <= set(needed.argv)
-    assert again.argv[-4:] == ("--no-build-isolation", "--no-deps", "-e", ".")
-    assert "meson.build" in one.protected
+    assert install.argv[-4:] == ("--no-build-isolation", "--no-deps", "-e", ".")
+    assert "meson.build" in detection.protected
 
 
 @pytest.mark.parametrize(
@@ -935,7 +941,7 @@ def test_files_read_by_the_tests_of_a_node_package_are_rebuilt(
     package: dict[str, object],
     built: bool,  # noqa: FBT001
 ) -> None:
-    builds = detected({"package.json": json.dumps(package), "src/index.ts": ""}).builds
+    builds = detect_all({"package.json": json.dumps(package), "src/index.ts": ""}).builds
     assert [build.sources for build in builds] == ([()] if built else [])
 
 
@@ -948,4 +954,4 @@ def test_files_read_by_the_tests_of_a_node_package_are_rebuilt(
 )
 def test_a_requirement_that_looks_like_an_option_is_refused(text: str) -> None:
     with pytest.raises(RepositoryError, match="is not a requirement"):
-        detected({**TESTED, "pyproject.toml": text})
+        detect_all({**TESTED, "pyproject.toml": text})

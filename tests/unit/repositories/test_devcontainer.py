@@ -42,10 +42,10 @@ def test_commands_of_every_form_are_read_in_order() -> None:
 def test_the_devcontainer_file_is_an_input_of_set_up() -> None:
     text = json.dumps({"postCreateCommand": "make deps"})
     files = {**MAKEFILE, ".devcontainer.json": text, "lib/.devcontainer.json": text}
-    found = detect(files, files)
-    assert found.reads == (".devcontainer.json",)
-    assert found.steps == (SetupStep(("sh", "-c", "make deps"), optional=True),)
-    assert found.checks == {"tests": ("make", "test")}
+    detection = detect(files, files)
+    assert detection.reads == (".devcontainer.json",)
+    assert detection.steps == (SetupStep(("sh", "-c", "make deps"), optional=True),)
+    assert detection.checks == {"tests": ("make", "test")}
     assert set(find_manifests(files)) == {"Makefile", ".devcontainer.json"}
 
 
@@ -55,10 +55,10 @@ def test_the_projects_own_declarations_take_precedence() -> None:
         "a_test.go": "package m\n",
         ".devcontainer.json": json.dumps({"postCreateCommand": "make deps"}),
     }
-    found = detect(files, files)
-    assert found.steps
-    assert not any("make deps" in step.argv for step in found.steps)
-    assert ".devcontainer.json" not in found.reads
+    detection = detect(files, files)
+    assert detection.steps
+    assert not any("make deps" in step.argv for step in detection.steps)
+    assert ".devcontainer.json" not in detection.reads
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ jobs:
         "lib/Makefile": "",
         ".devcontainer.json": json.dumps({"postCreateCommand": "make other"}),
     }
-    found = detect(files, files)
-    assert found.steps == (
+    detection = detect(files, files)
+    assert detection.steps == (
         SetupStep(
             (
                 *("env", "LEVEL=1", "NAME=a b", "bash", "-e", "-c"),
@@ -147,7 +147,7 @@ jobs:
         ),
         SetupStep(("bash", "-eo", "pipefail", "-c", "make tool"), optional=True),
     )
-    assert {WORKFLOW, "scripts/generate.sh"} <= set(found.reads)
+    assert {WORKFLOW, "scripts/generate.sh"} <= set(detection.reads)
     assert WORKFLOW in find_manifests(files)
 
 

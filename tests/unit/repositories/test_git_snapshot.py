@@ -13,7 +13,7 @@ from support.repos import Repo, make_repo
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
 
 
-async def written(tmp_path: Path, repo: Repo) -> tuple[Repo, str]:
+async def write_snapshot(tmp_path: Path, repo: Repo) -> tuple[Repo, str]:
     """Write the history of HEAD over a checkout, as set-up sees both."""
     clone = TrustedClone(tmp_path / "repos" / "r.git", WorkspaceSettings())
     sha = await clone.fetch(str(repo.path), "HEAD", tags=True)
@@ -30,17 +30,17 @@ async def test_the_nearest_tag_is_reachable_and_the_work_tree_is_clean(tmp_path:
         repo.commit({"b": str(number)})
     repo.git("tag", "-a", "-m", "two", "v1.3.0", "HEAD~1")
     repo.git("config", "core.fsmonitor", "/bin/false")
-    seen, version = await written(tmp_path, repo)
+    snapshot, version = await write_snapshot(tmp_path, repo)
     assert version == ""
-    assert seen.git("describe", "--tags", "--dirty", "--long") == repo.git(
+    assert snapshot.git("describe", "--tags", "--dirty", "--long") == repo.git(
         "describe", "--tags", "--long"
     )
-    assert seen.git("status", "--porcelain") == ""
-    assert seen.head == repo.head
-    assert seen.git("remote") == ""
-    assert not (seen.path / ".git/hooks").exists()
-    assert "fsmonitor" not in (seen.path / ".git/config").read_text()
-    assert seen.git("tag").split() == ["v1.3.0"]
+    assert snapshot.git("status", "--porcelain") == ""
+    assert snapshot.head == repo.head
+    assert snapshot.git("remote") == ""
+    assert not (snapshot.path / ".git/hooks").exists()
+    assert "fsmonitor" not in (snapshot.path / ".git/config").read_text()
+    assert snapshot.git("tag").split() == ["v1.3.0"]
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,6 @@ async def test_the_nearest_tag_is_reachable_and_the_work_tree_is_clean(tmp_path:
 async def test_without_a_tag_a_version_tag_is_created(
     tmp_path: Path, files: dict[str, str], version: str
 ) -> None:
-    seen, described = await written(tmp_path, make_repo(tmp_path / "r", files))
+    snapshot, described = await write_snapshot(tmp_path, make_repo(tmp_path / "r", files))
     assert described == version
-    assert seen.git("describe", "--tags", "--dirty") == f"v{version}"
+    assert snapshot.git("describe", "--tags", "--dirty") == f"v{version}"

@@ -51,8 +51,8 @@ class Work:
             base=None if self.whole_tree else self.base,
             stamps=self.before,
         )
-        written, queries = await survey_with(self.clone, self.sha, survey)
-        return [change.path for change in written.changes], dict(written.ignored), queries
+        surveyed, queries = await survey_with(self.clone, self.sha, survey)
+        return [change.path for change in surveyed.changes], dict(surveyed.ignored), queries
 
 
 @pytest.fixture(params=[False, True], ids=["overlay", "whole tree"])

@@ -85,15 +85,15 @@ async def test_every_git_command_may_be_killed_once_without_changing_the_deliver
     sample, marks = make_sample(tmp_path / "sample"), tmp_path / "marks"
     marks.mkdir()
     text = KILLED.format(words="|".join(COMMANDS), marks=marks, when=when, git=real_git())
-    expected = await delivered(tmp_path / "plain", sample, "moothall/plain")
+    expected = await deliver_change(tmp_path / "plain", sample, "moothall/plain")
     monkeypatch.setenv("PATH", stand_in(tmp_path / "bin", text))
-    assert await delivered(tmp_path / "killed", sample, "moothall/killed") == expected
+    assert await deliver_change(tmp_path / "killed", sample, "moothall/killed") == expected
     assert len(list(marks.iterdir())) >= len(COMMANDS) - 1, "for-each-ref is used for missing refs"
     assert sample.git("rev-parse", "moothall/killed") == expected
     assert list((tmp_path / "killed").rglob("*.lock")) == []
 
 
-async def delivered(data: Path, sample: Repo, branch: str) -> str:
+async def deliver_change(data: Path, sample: Repo, branch: str) -> str:
     trusted = RepositoryService(
         data, WorkspaceSettings(), Unprepared().prepare, roots=(sample.path,)
     )

@@ -35,7 +35,7 @@ def trusted(tmp_path: Path) -> RepositoryService:
     return RepositoryService(tmp_path / "data", WorkspaceSettings(), prepare)
 
 
-async def registered(
+async def register_with(
     trusted: RepositoryService, repo: Repo, policy: Approval, base: str = ""
 ) -> RepositoryRef:
     return RepositoryRef(
@@ -91,7 +91,7 @@ async def test_a_person_may_merge_under_any_approval_policy_but_not_against_the_
 async def test_the_merge_policy_creates_one_merge_commit_on_the_branch(
     trusted: RepositoryService, repo: Repo, at: str
 ) -> None:
-    ref = await registered(trusted, repo, "merge")
+    ref = await register_with(trusted, repo, "merge")
     main, head, sha = repo.git("branch", "--show-current"), repo.head, await work(trusted, ref)
     if at == "elsewhere":
         repo.git("switch", "--quiet", "--create", "side")
@@ -103,14 +103,17 @@ async def test_the_merge_policy_creates_one_merge_commit_on_the_branch(
     assert (repo.path / "new.txt").exists() == (at == "checked out")
     assert repo.git("status", "--porcelain").split() == ["M", "b.txt"]
     # A caller that was killed in between repeats the request.
-    again = await trusted.land(ref, sha, BRANCH, OUTPUT_TEXT, "local")
-    assert (again.status, again.commit_sha) == ("merged", repo.git("rev-parse", main))
+    second_landing = await trusted.land(ref, sha, BRANCH, OUTPUT_TEXT, "local")
+    assert (second_landing.status, second_landing.commit_sha) == (
+        "merged",
+        repo.git("rev-parse", main),
+    )
 
 
 async def test_a_moved_branch_is_reported_with_what_the_commit_changes(
     trusted: RepositoryService, repo: Repo
 ) -> None:
-    ref = await registered(trusted, repo, "merge")
+    ref = await register_with(trusted, repo, "merge")
     sha = await work(trusted, ref)
     repo.commit({"b.txt": "moved\n"})
     landed = await trusted.land(ref, sha, BRANCH, OUTPUT_TEXT, "local")
@@ -122,7 +125,7 @@ async def test_a_moved_branch_is_reported_with_what_the_commit_changes(
 async def test_a_commit_based_on_another_branch_is_not_merged(
     trusted: RepositoryService, repo: Repo
 ) -> None:
-    ref = await registered(trusted, repo, "merge")
+    ref = await register_with(trusted, repo, "merge")
     main, head = repo.git("branch", "--show-current"), repo.head
     repo.git("switch", "--quiet", "--create", "side")
     repo.commit({"secret.txt": "of the side alone\n"})
@@ -132,7 +135,7 @@ async def test_a_commit_based_on_another_branch_is_not_merged(
 
 
 @pytest.mark.parametrize(
-    ("path", "ignored", "why"),
+    ("path", "ignored", "reason"),
     [
         ("a.txt", "", "changes of your own in a.txt"),
         ("new.txt", "", "changes of your own in new.txt"),
@@ -143,17 +146,17 @@ async def test_a_commit_based_on_another_branch_is_not_merged(
     ids=["changed", "unknown", "ignored", "filter", "two trees"],
 )
 async def test_files_of_the_owner_are_not_touched(
-    trusted: RepositoryService, repo: Repo, path: str, ignored: str, why: str
+    trusted: RepositoryService, repo: Repo, path: str, ignored: str, reason: str
 ) -> None:
     if ignored:
         (repo.path / ".git/info").mkdir(exist_ok=True)
         (repo.path / ".git/info/exclude").write_text(ignored, encoding="utf-8")
-    if "filter" in why:
+    if "filter" in reason:
         repo.git("config", "filter.up.smudge", "touch RAN; cat")
         repo.commit({".gitattributes": "*.txt filter=up\n"})
-    ref = await registered(trusted, repo, "merge")
+    ref = await register_with(trusted, repo, "merge")
     sha = await work(trusted, ref, path or "new.txt", "theirs\n")
-    if "trees" in why:
+    if "trees" in reason:
         repo.git(
             "worktree",
             "add",
@@ -167,7 +170,7 @@ async def test_files_of_the_owner_are_not_touched(
     head, status = repo.head, repo.git("status", "--porcelain")
     landed = await trusted.land(ref, sha, BRANCH, OUTPUT_TEXT, "local")
     assert landed.status == "left"
-    assert why in landed.why
+    assert reason in landed.why
     assert (repo.head, repo.git("status", "--porcelain")) == (head, status)
     assert not path or (repo.path / path).read_text(encoding="utf-8") == "mine\n"
     assert not (repo.path / "RAN").exists()
@@ -178,7 +181,7 @@ async def test_no_hook_is_run(trusted: RepositoryService, repo: Repo) -> None:
     hook.parent.mkdir(exist_ok=True)
     hook.write_text("#!/bin/sh\ntouch RAN\n", encoding="utf-8")
     hook.chmod(0o755)
-    ref = await registered(trusted, repo, "merge")
+    ref = await register_with(trusted, repo, "merge")
     assert (
         await trusted.land(ref, await work(trusted, ref), BRANCH, OUTPUT_TEXT, "local")
     ).status == "merged"
@@ -189,7 +192,7 @@ async def test_a_commit_is_merged_into_the_configured_branch(
     trusted: RepositoryService, repo: Repo
 ) -> None:
     repo.git("branch", "release")
-    ref = await registered(trusted, repo, "merge", "release")
+    ref = await register_with(trusted, repo, "merge", "release")
     head, sha = repo.head, await work(trusted, ref)
     assert (await trusted.land(ref, sha, BRANCH, OUTPUT_TEXT, "local")).branch == "release"
     assert (repo.head, repo.git("rev-parse", "release^2")) == (head, sha)
@@ -198,6 +201,6 @@ async def test_a_commit_is_merged_into_the_configured_branch(
 async def test_the_merge_policy_requires_a_branch(trusted: RepositoryService, repo: Repo) -> None:
     repo.git("checkout", "--quiet", "--detach")
     with pytest.raises(InvalidRequest, match="--base"):
-        await registered(trusted, repo, "merge")
+        await register_with(trusted, repo, "merge")
     with pytest.raises(InvalidRequest, match="--base"):
         await trusted.register("https://example.org/app", on_approval="merge")

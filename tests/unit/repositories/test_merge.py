@@ -31,11 +31,11 @@ def trusted(tmp_path: Path, repo: Repo) -> RepositoryService:
     return RepositoryService(tmp_path / "data", WorkspaceSettings(), prepare, roots=(repo.path,))
 
 
-async def pinned(trusted: RepositoryService, repo: Repo, ref: str = "") -> Base:
+async def pin(trusted: RepositoryService, repo: Repo, ref: str = "") -> Base:
     return await trusted.resolve(RepositoryRef(url=str(repo.path), ref=ref))
 
 
-async def committed(trusted: RepositoryService, base: Base, path: str, text: str) -> str:
+async def commit_file(trusted: RepositoryService, base: Base, path: str, text: str) -> str:
     change = Change(path, "100644", text.encode())
     return (
         await trusted.clone(base.repository).commit_changes(base.sha, [change], "work")
@@ -43,10 +43,10 @@ async def committed(trusted: RepositoryService, base: Base, path: str, text: str
 
 
 async def test_several_commits_are_merged(trusted: RepositoryService, repo: Repo) -> None:
-    base = await pinned(trusted, repo)
-    first = await committed(trusted, base, "a.txt", LINES.replace("one", "ONE"))
-    second = await committed(trusted, base, "a.txt", LINES.replace("seven", "SEVEN"))
-    third = await committed(trusted, base, "c/new.txt", "new\n")
+    base = await pin(trusted, repo)
+    first = await commit_file(trusted, base, "a.txt", LINES.replace("one", "ONE"))
+    second = await commit_file(trusted, base, "a.txt", LINES.replace("seven", "SEVEN"))
+    third = await commit_file(trusted, base, "c/new.txt", "new\n")
     merged = await trusted.merge(base, (first, second, third))
     assert merged.paths == ("a.txt", "c/new.txt")
     clone = trusted.clone(base.repository)
@@ -58,10 +58,10 @@ async def test_several_commits_are_merged(trusted: RepositoryService, repo: Repo
 
 
 async def test_changes_of_a_moved_base_are_kept(trusted: RepositoryService, repo: Repo) -> None:
-    old = await pinned(trusted, repo)
-    work = await committed(trusted, old, "a.txt", LINES.replace("one", "ONE"))
+    old = await pin(trusted, repo)
+    work = await commit_file(trusted, old, "a.txt", LINES.replace("one", "ONE"))
     repo.commit({"b.txt": "moved\n"})
-    new = await pinned(trusted, repo)
+    new = await pin(trusted, repo)
     merged = await trusted.merge(new, (work,))
     assert new.sha != old.sha
     assert merged.paths == ("a.txt",)
@@ -69,9 +69,9 @@ async def test_changes_of_a_moved_base_are_kept(trusted: RepositoryService, repo
 
 
 async def test_a_conflict_is_shown(trusted: RepositoryService, repo: Repo) -> None:
-    base = await pinned(trusted, repo)
-    first = await committed(trusted, base, "a.txt", LINES.replace("four", "4"))
-    second = await committed(trusted, base, "a.txt", LINES.replace("four", "IV"))
+    base = await pin(trusted, repo)
+    first = await commit_file(trusted, base, "a.txt", LINES.replace("four", "4"))
+    second = await commit_file(trusted, base, "a.txt", LINES.replace("four", "IV"))
     with pytest.raises(MergeConflict, match=r"nothing was merged: a.txt") as caught:
         await trusted.merge(base, (first, second))
     assert "\n4\n=======\nIV\n" in caught.value.message
@@ -80,7 +80,7 @@ async def test_a_conflict_is_shown(trusted: RepositoryService, repo: Repo) -> No
 async def test_a_commit_known_only_to_the_origin_is_fetched(
     trusted: RepositoryService, repo: Repo
 ) -> None:
-    base = await pinned(trusted, repo)
+    base = await pin(trusted, repo)
     repo.git("switch", "--quiet", "--create", "side")
     repo.commit({"side.txt": "side\n"})
     sha = repo.head

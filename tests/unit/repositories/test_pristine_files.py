@@ -163,14 +163,14 @@ def test_a_base_may_have_a_package_named_like_a_runner() -> None:
 
 def test_the_test_settings_of_a_package_json_are_restored_from_the_base() -> None:
     base = {"name": "a", "scripts": {"test": "mocha"}, "type": "module"}
-    now = {
+    changed = {
         "name": "chai",
         "exports": "./b.js",
         "scripts": {"test": "true"},
         "mocha": {"require": "./evil.js"},
     }
     judged = restore_base_parts(
-        Change("package.json", "100644", json.dumps(now).encode()), json.dumps(base).encode()
+        Change("package.json", "100644", json.dumps(changed).encode()), json.dumps(base).encode()
     )
     assert json.loads(judged.content or b"") == {
         "name": "a",
@@ -197,10 +197,10 @@ def test_the_tests_in_a_rust_file_are_restored_from_the_base() -> None:
         Change("src/lib.rs", "100644", b"pub fn sum() -> u8 { 2 }\n"), base.encode()
     )
     assert restored.content == f"pub fn sum() -> u8 {{ 2 }}\n\n{TESTS}".encode()
-    same = restore_base_parts(
+    same_tests = restore_base_parts(
         Change("src/lib.rs", "100644", base.replace("1", "3").encode()), base.encode()
     )
-    assert same.content == base.replace("1", "3").encode()
+    assert same_tests.content == base.replace("1", "3").encode()
 
 
 def test_a_root_file_tasks_py_is_code_unless_a_check_runs_it() -> None:
@@ -239,13 +239,13 @@ def test_scripts_run_by_a_makefile_are_restored_from_the_base() -> None:
 
 
 def test_an_import_alias_of_the_base_keeps_its_target() -> None:
-    now = Change(
+    change = Change(
         "package.json",
         "100644",
         json.dumps({"imports": {"#check": "./near.js", "#new": "./new.js"}}).encode(),
     )
     restored = restore_base_parts(
-        now, json.dumps({"imports": {"#check": "./test/check.js"}}).encode()
+        change, json.dumps({"imports": {"#check": "./test/check.js"}}).encode()
     )
     assert restored.content is not None
     assert json.loads(restored.content)["imports"] == {

@@ -96,9 +96,9 @@ def test_python_dependencies_are_read_from_all_usual_files() -> None:
         ".[test]",
     )
     assert profile.setup == ((*PIP, *all_requirements), (*PIP, "ruff"))
-    must, *pieces = profile.steps[0].instead
-    assert must.argv == (*PIP, "pytest", "-e", ".")
-    assert not must.optional
+    required_step, *pieces = profile.steps[0].instead
+    assert required_step.argv == (*PIP, "pytest", "-e", ".")
+    assert not required_step.optional
     assert all(piece.optional for piece in pieces)
     assert profile.checks["lint"] == ("python", "-m", "ruff", "check", ".")
     assert profile.advisory == ("lint",)
@@ -151,13 +151,13 @@ def test_other_languages_are_detected(
 
 
 def test_the_repositorys_config_file_overrides_detection_and_the_registry_overrides_it() -> None:
-    own = (
+    config_text = (
         'setup = ["pip install -r ci.txt", ["make", "env"]]\nprotected = ["golden/**", '
         '"!tests/data/**"]\n'
         'known_failures = ["tests/test_a.py::test_b"]\n[checks]\ntests = "make check ARGS=\'-q '
         'x\'"\nlint = ["ruff", "check"]\n'
     )
-    files = dict(SAMPLE) | {".moothall.toml": own}
+    files = dict(SAMPLE) | {".moothall.toml": config_text}
     profile = profile_of(files)
     assert profile.setup == (("pip", "install", "-r", "ci.txt"), ("make", "env"))
     assert profile.checks == {"tests": ("make", "check", "ARGS=-q x"), "lint": ("ruff", "check")}
@@ -176,11 +176,11 @@ def test_the_repositorys_config_file_overrides_detection_and_the_registry_overri
 
 
 def test_checks_may_be_advisory_and_run_in_a_folder() -> None:
-    own = (
+    config_text = (
         'advisory = ["lint", "gone"]\n[checks]\ntests = "make"\nlint = "make lint"\n[folders]\n'
         'tests = "sub/x"\n'
     )
-    profile = profile_of(dict(SAMPLE) | {".moothall.toml": own})
+    profile = profile_of(dict(SAMPLE) | {".moothall.toml": config_text})
     assert profile.advisory == ("lint",)
     assert profile.folders == {"tests": "sub/x"}
     for folder in ("/etc", "../up", ""):

@@ -57,15 +57,17 @@ GO = {"go.mod": "module a\n", "a_test.go": ""}
 @pytest.mark.parametrize("texts", [PROJECT, NODE, GO, {"README": ""}])
 def test_a_written_config_file_gives_the_same_profile(texts: dict[str, str]) -> None:
     detected = make_profile(dict.fromkeys(texts, "0"), texts)
-    written = to_toml(commands_of(detected))
-    again = make_profile(dict.fromkeys([*texts, CONFIG_FILE], "0"), {**texts, CONFIG_FILE: written})
-    assert (again.setup, dict(again.checks), again.known_failures) == (
+    config_text = to_toml(commands_of(detected))
+    reread = make_profile(
+        dict.fromkeys([*texts, CONFIG_FILE], "0"), {**texts, CONFIG_FILE: config_text}
+    )
+    assert (reread.setup, dict(reread.checks), reread.known_failures) == (
         detected.setup,
         dict(detected.checks),
         detected.known_failures,
     )
-    assert set(again.protected) == set(detected.protected)
-    assert (again.advisory, dict(again.folders)) == (detected.advisory, dict(detected.folders))
+    assert set(reread.protected) == set(detected.protected)
+    assert (reread.advisory, dict(reread.folders)) == (detected.advisory, dict(detected.folders))
 
 
 def test_an_existing_config_file_is_overwritten_only_if_forced(tmp_path: Path) -> None:

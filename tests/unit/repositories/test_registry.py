@@ -16,25 +16,25 @@ def registry(tmp_path: Path) -> Registry:
 
 def test_records_survive_and_are_listed_by_tenant(registry: Registry, tmp_path: Path) -> None:
     commands = Commands.model_validate({"checks": {"tests": "make test"}})
-    one = make_registered(
+    app_entry = make_registered(
         "https://host/team/app.git",
         id="app",
         credential="env:APP_TOKEN",
         push="push",
         commands=commands,
     )
-    two = make_registered("/srv/my project", tenant="b")
-    once = make_registered("/srv/once", listed=False)
-    for entry in (one, two, once):
+    project_entry = make_registered("/srv/my project", tenant="b")
+    unlisted_entry = make_registered("/srv/once", listed=False)
+    for entry in (app_entry, project_entry, unlisted_entry):
         registry.add(entry)
-    again = Registry(tmp_path / "repositories")
-    assert again.list("local") == (one,)
-    assert again.get(two.id, "b") == two
-    assert again.get(once.id, "local") == once
-    assert again.of_origin("/srv/my project", "b") == two
-    assert again.of_origin("/srv/my project", "local") is None
-    assert again.get("app", "local").commands.checks == {"tests": ("make", "test")}
-    assert two.push == "local-branch"
+    reopened = Registry(tmp_path / "repositories")
+    assert reopened.list("local") == (app_entry,)
+    assert reopened.get(project_entry.id, "b") == project_entry
+    assert reopened.get(unlisted_entry.id, "local") == unlisted_entry
+    assert reopened.of_origin("/srv/my project", "b") == project_entry
+    assert reopened.of_origin("/srv/my project", "local") is None
+    assert reopened.get("app", "local").commands.checks == {"tests": ("make", "test")}
+    assert project_entry.push == "local-branch"
     assert not list((tmp_path / "repositories").glob(".*"))
 
 

@@ -124,13 +124,13 @@ async def test_uncommitted_changes_are_not_touched(
 ) -> None:
     sample.write({"src/utils.py": "broken", "new.txt": "untracked", "staged.txt": "staged"})
     sample.git("add", "staged.txt")
-    before = state(sample)
+    state_before = state(sample)
     base = await trusted.resolve(RepositoryRef(url=str(sample.path)))
     assert "staged.txt" not in await trusted.clone(base.repository).files(base.sha)
     await trusted.deliver(
         base, await winning(trusted, base), "moothall/task-1", "Add hello_world()"
     )
-    assert state(sample) == before
+    assert state(sample) == state_before
 
 
 async def test_refs_of_every_kind_are_resolved(trusted: RepositoryService, sample: Repo) -> None:
@@ -153,9 +153,9 @@ async def test_a_linked_worktree_has_its_own_head(
     trusted: RepositoryService, sample: Repo, place: Path
 ) -> None:
     sample.git("worktree", "add", "--quiet", "-b", "side", str(place / "side"))
-    side = Repo(place / "side")
-    sha = side.commit({"side.txt": "x"})
-    base = await trusted.resolve(RepositoryRef(url=str(side.path)))
+    worktree = Repo(place / "side")
+    sha = worktree.commit({"side.txt": "x"})
+    base = await trusted.resolve(RepositoryRef(url=str(worktree.path)))
     assert base.sha == sha != sample.head
     await trusted.deliver(base, await winning(trusted, base), "moothall/task-1", "m")
     assert "moothall/task-1" in sample.git("branch", "--list", "moothall/*")
@@ -261,13 +261,13 @@ async def test_invalid_urls_are_refused(
 async def test_a_path_outside_the_roots_is_refused_without_access(
     tmp_path: Path, place: Path, sample: Repo
 ) -> None:
-    other = make_sample(tmp_path / "other")
+    other_repo = make_sample(tmp_path / "other")
     trusted = repositories(tmp_path, place)
-    (place / "way out").symlink_to(other.path)
+    (place / "way out").symlink_to(other_repo.path)
     (place / "gitfile").mkdir()
-    (place / "gitfile" / ".git").write_text(f"gitdir: {other.path / '.git'}\n")
+    (place / "gitfile" / ".git").write_text(f"gitdir: {other_repo.path / '.git'}\n")
     for name in (
-        other.path,
+        other_repo.path,
         tmp_path / "missing",
         place / "way out",
         place / ".." / "other",
@@ -312,11 +312,11 @@ async def test_a_pinned_commit_needs_neither_root_nor_source(
     tmp_path: Path, trusted: RepositoryService, sample: Repo
 ) -> None:
     base = await trusted.resolve(RepositoryRef(url=str(sample.path)))
-    later = sample.commit({"x": "y"})
+    later_sha = sample.commit({"x": "y"})
     relocated = repositories(tmp_path)
     pinned = RepositoryRef(id=base.repository, url=base.origin, ref=base.sha)
     with pytest.raises(Refused):
-        await relocated.resolve(replace(pinned, ref=later))
+        await relocated.resolve(replace(pinned, ref=later_sha))
     with pytest.raises(NotFound):
         await relocated.resolve(pinned, tenant="b")
     shutil.rmtree(sample.path)
@@ -389,10 +389,10 @@ async def test_delivery_creates_a_branch_and_runs_no_hook(
         (hooks / name).chmod(0o755)
     base = await trusted.resolve(RepositoryRef(url=str(sample.path)))
     diff = await winning(trusted, base)
-    before = state(sample)
+    state_before = state(sample)
     sha = await trusted.deliver(base, diff, "moothall/task-1", "Add hello_world()")
     assert await trusted.deliver(base, diff, "moothall/task-1", "Add hello_world()") == sha
-    assert state(sample) == before
+    assert state(sample) == state_before
     assert not mark.exists()
     shutil.rmtree(hooks)
     assert sample.git("rev-parse", "moothall/task-1") == sha
@@ -433,15 +433,15 @@ async def test_delivery_refuses_invalid_branches_and_patches(
     assert sample.git("branch", "--list", "moothall/*") == ""
 
 
-@pytest.mark.parametrize("other", ["moothall", "moothall/task-1/x", "moothall/task-1"])
+@pytest.mark.parametrize("branch", ["moothall", "moothall/task-1/x", "moothall/task-1"])
 async def test_a_branch_that_blocks_delivery_is_found_beforehand(
-    trusted: RepositoryService, sample: Repo, other: str
+    trusted: RepositoryService, sample: Repo, branch: str
 ) -> None:
     base = await trusted.resolve(RepositoryRef(url=str(sample.path)))
-    before = state(sample)
+    state_before = state(sample)
     await trusted.check_delivery(base.repository, base.sha, "moothall/task-1")
-    assert state(sample) == before
-    sample.git("branch", other)
+    assert state(sample) == state_before
+    sample.git("branch", branch)
     sample.git("pack-refs", "--all")
     with pytest.raises(
         RepositoryError, match=r"'moothall/task-1' of .*Rename or delete what is in the way"
@@ -453,9 +453,11 @@ async def test_a_branch_that_blocks_delivery_is_found_beforehand(
 
 @pytest.mark.parametrize("ref", ["moothall", "moothall/task-1", "moothall/task-1/x"])
 def test_a_branch_at_a_url_that_blocks_delivery_is_named(ref: str) -> None:
-    others = ["HEAD", "refs/heads/main", "refs/heads/moothall/task-10", "refs/heads/mooth"]
-    assert find_conflicting_branch(others, "moothall/task-1") == ""
-    assert repr(ref) in find_conflicting_branch([*others, f"refs/heads/{ref}"], "moothall/task-1")
+    unrelated_refs = ["HEAD", "refs/heads/main", "refs/heads/moothall/task-10", "refs/heads/mooth"]
+    assert find_conflicting_branch(unrelated_refs, "moothall/task-1") == ""
+    assert repr(ref) in find_conflicting_branch(
+        [*unrelated_refs, f"refs/heads/{ref}"], "moothall/task-1"
+    )
 
 
 async def test_without_a_push_policy_no_branch_is_created(tmp_path: Path, sample: Repo) -> None:

@@ -139,9 +139,9 @@ async def test_an_internal_name_is_reported_as_unknown(
 
 
 async def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
-    async with listening() as (inside, calls):
+    async with listening() as (inner_port, calls):
         answer = (
-            f"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:{inside}/x.git/info/refs\r\n"
+            f"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:{inner_port}/x.git/info/refs\r\n"
             "Content-Length: 0\r\n\r\n"
         )
         async with listening(answer.encode()) as (port, requests):
@@ -169,10 +169,10 @@ async def test_git_for_a_tenant_ignores_the_operators_settings(
     assert "operator" not in config
     assert "http.proxy=\n" in config
     assert "http.curloptresolve=https://host.example/x.git:443:203.0.113.7" in config
-    shown = (await git.run("-c", "alias.env=!env", "env", cwd=tmp_path, env=env)).decode()
-    assert "SSH_AUTH_SOCK=\n" in shown
-    assert "HOME=/dev/null\n" in shown
-    assert str(tmp_path / "agent") not in shown
+    environment = (await git.run("-c", "alias.env=!env", "env", cwd=tmp_path, env=env)).decode()
+    assert "SSH_AUTH_SOCK=\n" in environment
+    assert "HOME=/dev/null\n" in environment
+    assert str(tmp_path / "agent") not in environment
 
 
 async def test_a_url_with_an_ambiguous_host_is_refused(

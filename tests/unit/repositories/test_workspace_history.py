@@ -65,20 +65,27 @@ async def exported(
 async def test_the_export_contains_the_history_with_its_tags_and_nothing_else(
     tmp_path: Path, repo: Repo
 ) -> None:
-    shown, cut = await exported(tmp_path, repo.path)
+    exported_repo, cut = await exported(tmp_path, repo.path)
     assert not cut
-    assert shown.git("fsck", "--full", "--strict") == ""
-    assert sorted(shown.git("log", "--format=%s").split()) == ["first", "merge", "second", "side"]
-    assert shown.git("for-each-ref", "--format=%(refname) %(objecttype)").splitlines() == [
+    assert exported_repo.git("fsck", "--full", "--strict") == ""
+    assert sorted(exported_repo.git("log", "--format=%s").split()) == [
+        "first",
+        "merge",
+        "second",
+        "side",
+    ]
+    assert exported_repo.git("for-each-ref", "--format=%(refname) %(objecttype)").splitlines() == [
         "refs/heads/work commit",
         "refs/tags/v1 tag",
     ]
-    assert shown.git("describe") == f"v1-2-g{repo.head[:7]}"
-    assert shown.git("status", "--porcelain", "--branch") == "## work"
-    everything = shown.git("cat-file", "--batch-all-objects", "--batch-check=%(objectname)").split()
+    assert exported_repo.git("describe") == f"v1-2-g{repo.head[:7]}"
+    assert exported_repo.git("status", "--porcelain", "--branch") == "## work"
+    objects = exported_repo.git(
+        "cat-file", "--batch-all-objects", "--batch-check=%(objectname)"
+    ).split()
     expected = repo.git("rev-list", "--objects", "--no-object-names", "main", "v1").split()
-    assert sorted(everything) == sorted(expected)
-    assert not (shown.path / ".git" / "hooks").exists()
+    assert sorted(objects) == sorted(expected)
+    assert not (exported_repo.path / ".git" / "hooks").exists()
 
 
 @pytest.mark.parametrize(
@@ -87,17 +94,17 @@ async def test_the_export_contains_the_history_with_its_tags_and_nothing_else(
 async def test_the_history_ends_after_a_limited_number_of_commits(
     tmp_path: Path, repo: Repo, commits: int, subjects: list[str]
 ) -> None:
-    shown, cut = await exported(tmp_path, repo.path, commits=commits)
+    exported_repo, cut = await exported(tmp_path, repo.path, commits=commits)
     assert cut is (commits == 1)
-    assert sorted(shown.git("log", "--format=%s").split()) == subjects
-    assert shown.git("fsck", "--full") == ""
-    assert shown.git("tag") == ("v1" if commits > 1 else "")
+    assert sorted(exported_repo.git("log", "--format=%s").split()) == subjects
+    assert exported_repo.git("fsck", "--full") == ""
+    assert exported_repo.git("tag") == ("v1" if commits > 1 else "")
 
 
 async def test_a_shallow_source_exports_its_available_history(tmp_path: Path, repo: Repo) -> None:
     repo.git("clone", "--quiet", "--depth=1", f"file://{repo.path}", str(tmp_path / "shallow"))
-    shown, cut = await exported(tmp_path, tmp_path / "shallow")
-    assert (cut, shown.git("log", "--format=%s"), shown.git("fsck", "--full")) == (
+    exported_repo, cut = await exported(tmp_path, tmp_path / "shallow")
+    assert (cut, exported_repo.git("log", "--format=%s"), exported_repo.git("fsck", "--full")) == (
         False,
         "merge",
         "",
@@ -113,20 +120,20 @@ async def test_files_converted_at_checkout_are_unchanged(tmp_path: Path, repo: R
             "d.bin": b"x",
         }
     )
-    shown, _ = await exported(tmp_path, repo.path)
-    assert (shown.path / "c.txt").read_bytes() == b"1\r\n2\r\n"
-    assert shown.git("status", "--porcelain") == ""
+    exported_repo, _ = await exported(tmp_path, repo.path)
+    assert (exported_repo.path / "c.txt").read_bytes() == b"1\r\n2\r\n"
+    assert exported_repo.git("status", "--porcelain") == ""
 
 
 async def test_files_with_content_stored_outside_git_are_unchanged(
     tmp_path: Path, repo: Repo
 ) -> None:
-    shown, _ = await exported(
+    exported_repo, _ = await exported(
         tmp_path, repo.path, instead={"a.txt": "the content that a pointer of LFS stands for"}
     )
-    assert shown.git("status", "--porcelain") == ""
-    shown.write({"b.txt": "changed\n"})
-    assert shown.git("status", "--porcelain") == "M b.txt"
+    assert exported_repo.git("status", "--porcelain") == ""
+    exported_repo.write({"b.txt": "changed\n"})
+    assert exported_repo.git("status", "--porcelain") == "M b.txt"
 
 
 async def test_a_history_over_the_size_limit_is_refused(tmp_path: Path, repo: Repo) -> None:

@@ -90,7 +90,7 @@ def test_every_line_of_output_is_marked_however_it_is_split(pieces: list[bytes])
         with os.fdopen(read, "rb") as file:
             return file.read()
 
-    written = asyncio.run(main())
-    whole = b"".join(pieces)
-    assert all(line.startswith(b"| ") for line in written.split(b"\n")[:-1])
-    assert written.replace(b"\n| ", b"\n").removeprefix(b"| ") == whole
+    marked = asyncio.run(main())
+    original = b"".join(pieces)
+    assert all(line.startswith(b"| ") for line in marked.split(b"\n")[:-1])
+    assert marked.replace(b"\n| ", b"\n").removeprefix(b"| ") == original

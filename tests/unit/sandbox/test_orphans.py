@@ -1,4 +1,4 @@
-"""What outlives bubblewrap's outer process is found and ended."""
+"""Processes that outlive bubblewrap's outer process are found and ended."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def spec(name: str) -> SandboxSpec:
     )
 
 
-def titled(prefix: str) -> list[int]:
+def sandboxes_titled(prefix: str) -> list[int]:
     """Return the living processes of sandboxes whose name begins so."""
-    wanted = orphans.process_title(prefix)
+    title = orphans.process_title(prefix)
     return [
         process.pid
         for process in psutil.process_iter(["cmdline"])
-        if (process.info["cmdline"] or [""])[0].startswith(wanted)
+        if (process.info["cmdline"] or [""])[0].startswith(title)
     ]
 
 
@@ -55,36 +55,36 @@ def orphan(name: str) -> Iterator[subprocess.Popen[bytes]]:
 
 async def until_named(name: str) -> None:
     async with asyncio.timeout(20):
-        while len(titled(name)) < 2:
+        while len(sandboxes_titled(name)) < 2:
             await asyncio.sleep(0.01)
 
 
 async def test_a_sandbox_is_found_and_ended_by_its_name() -> None:
-    name, other = f"{os.getpid()}-named-1", f"{os.getpid()}-other-1"
-    async with run_sandbox(spec(name)) as inside, run_sandbox(spec(other)) as stays:
+    name, other_name = f"{os.getpid()}-named-1", f"{os.getpid()}-other-1"
+    async with run_sandbox(spec(name)) as sandbox, run_sandbox(spec(other_name)) as stays:
         await until_named(name)
-        await until_named(other)
+        await until_named(other_name)
         assert (
             orphans.kill_sandboxes(f"{os.getpid()}-named-") >= 1
-        )  # the inner one may be gone with the outer one before it is looked at
-        await asyncio.wait_for(inside.process.wait(), 20)
+        )  # the inner process may end with the outer one before it is inspected
+        await asyncio.wait_for(sandbox.process.wait(), 20)
         assert stays.alive
     async with asyncio.timeout(20):  # the inner one ends with the outer one, a moment later
-        while titled(f"{os.getpid()}-"):
+        while sandboxes_titled(f"{os.getpid()}-"):
             await asyncio.sleep(0.01)
 
 
 async def test_closing_a_sandbox_during_its_start_leaves_nothing_behind() -> None:
     prefix = f"{os.getpid()}-early-"
-    for after in TIMES:
-        inside = await spawn(spec(f"{prefix}{after}"))
-        await asyncio.sleep(after / 1000)
-        await inside.close()
-        if inside.cgroup:
-            assert not inside.cgroup.memory.exists()
-    orphans.kill_sandboxes(prefix)  # where there are no cgroups, whoever closes the pool
+    for delay_ms in TIMES:
+        sandbox = await spawn(spec(f"{prefix}{delay_ms}"))
+        await asyncio.sleep(delay_ms / 1000)
+        await sandbox.close()
+        if sandbox.cgroup:
+            assert not sandbox.cgroup.memory.exists()
+    orphans.kill_sandboxes(prefix)  # without cgroups, closing the pool ends it
     async with asyncio.timeout(20):
-        while titled(prefix):
+        while sandboxes_titled(prefix):
             await asyncio.sleep(0.01)
 
 
@@ -96,14 +96,14 @@ async def test_the_sweep_ends_sandboxes_of_a_killed_host_and_none_of_a_living_on
         (layout.run / instance).mkdir(parents=True)
         (layout.run / instance / "lock").touch()
     with (
-        (layout.run / live / "lock").open("r+") as held,
+        (layout.run / live / "lock").open("r+") as lock_file,
         orphan(f"{dead}-1") as left,
         orphan(f"{live}-1") as works,
     ):
-        assert try_lock(held.fileno())
+        assert try_lock(lock_file.fileno())
         await sweep(layout)
         assert not (layout.run / dead).exists(), (
-            "once is enough, though what is killed takes a moment to die"
+            "one signal is enough, although a killed process needs a moment to end"
         )
         assert left.wait(20) == -9
         assert works.poll() is None
@@ -135,13 +135,13 @@ async def test_half_started_sandboxes_of_a_killed_host_end_without_a_restart(
         assert await asyncio.to_thread(host.stdout.readline) == b"ready\n"
         (instance,) = [folder.name for folder in Layout(tmp_path).run.iterdir()]
         with orphan(f"{instance}-1") as left, orphan(f"{os.getpid()}-other") as stays:
-            beside = psutil.Process(host.pid).children()
+            children = psutil.Process(host.pid).children()
             host.kill()
             assert await asyncio.to_thread(left.wait, 20) == -9
             assert stays.poll() is None
-    await asyncio.to_thread(psutil.wait_procs, beside, 20)
-    assert not [process for process in beside if process.is_running()], (
-        "and what waited for it is gone too"
+    await asyncio.to_thread(psutil.wait_procs, children, 20)
+    assert not [process for process in children if process.is_running()], (
+        "processes that waited for it have ended too"
     )
     assert not (Layout(tmp_path).run / instance).exists()
 
@@ -189,15 +189,15 @@ async def test_cgroups_and_folder_of_a_killed_host_are_removed_without_a_restart
     await asyncio.to_thread(psutil.wait_procs, reapers, 30)
     assert not folder.exists()
     assert not [group for group in groups if group.exists()]
-    assert titled(folder.name) == []
+    assert sandboxes_titled(folder.name) == []
 
 
 async def test_a_folder_being_swept_by_another_process_is_skipped(tmp_path: Path) -> None:
     folder = tmp_path / "dead"
     folder.mkdir()
     (folder / "lock").touch()
-    with (folder / "lock").open("r+") as held:
-        assert try_lock(held.fileno())
+    with (folder / "lock").open("r+") as lock_file:
+        assert try_lock(lock_file.fileno())
         orphans.remove_folder(folder)
         assert folder.exists()
     orphans.remove_folder(folder)

@@ -17,13 +17,13 @@ def test_changes_of_test_data_are_detected_by_modification_time(tmp_path: Path) 
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1", encoding="utf-8")
-    before = data_of_tests(str(tmp_path))
-    assert {str(Path(path).relative_to(tmp_path)) for path in before} == {
+    times_before = data_of_tests(str(tmp_path))
+    assert {str(Path(path).relative_to(tmp_path)) for path in times_before} == {
         "tests/data/a.json",
         "shop/testdata/b.txt",
     }
     (tmp_path / names[0]).write_text("2", encoding="utf-8")
     (tmp_path / names[1]).unlink()
-    after = data_of_tests(str(tmp_path))
-    assert str(tmp_path / names[1]) not in after
-    assert after[str(tmp_path / names[0])] > before[str(tmp_path / names[0])]
+    times_after = data_of_tests(str(tmp_path))
+    assert str(tmp_path / names[1]) not in times_after
+    assert times_after[str(tmp_path / names[0])] > times_before[str(tmp_path / names[0])]

@@ -42,9 +42,9 @@ def test_verdicts_follow_from_command_exit_code_and_cases(
 
 
 def test_paths_and_keywords_are_never_read_as_options() -> None:
-    found = command(("pytest", "--", "tests"), ["--collect-only", "@file", "tests/a.py"], "-x")
-    assert found[found.index("--") :] == ("--", "./--collect-only", "./@file", "tests/a.py")
-    assert "-k=-x" in found
+    argv = command(("pytest", "--", "tests"), ["--collect-only", "@file", "tests/a.py"], "-x")
+    assert argv[argv.index("--") :] == ("--", "./--collect-only", "./@file", "tests/a.py")
+    assert "-k=-x" in argv
     assert command(("pytest", "--", "tests"))[-2:] == ("--", "tests")
     assert command(("npm", "test"), ["-x"]) == ("npm", "test", "--", "./-x")
     assert command(GO, ["pkg/a_test.go", "b_test.go"]) == ("go", "test", "-json", "./pkg", "./")
@@ -91,9 +91,9 @@ def test_go_gets_a_time_limit_per_package() -> None:
 
 
 def test_javascript_reads_the_wanted_cases_from_its_environment() -> None:
-    found = variables(seconds=10, cases=["test/a.js::outer (x) > inner"])
-    assert found["MOOTHALL_ONLY"] == r"outer\ \(x\)\ inner$"
-    assert found["MOOTHALL_ONLY_LAST"] == "^inner$"
+    environment = variables(seconds=10, cases=["test/a.js::outer (x) > inner"])
+    assert environment["MOOTHALL_ONLY"] == r"outer\ \(x\)\ inner$"
+    assert environment["MOOTHALL_ONLY_LAST"] == "^inner$"
     assert "MOOTHALL_ONLY" not in variables(seconds=10)
     assert "MOOTHALL_ONLY" not in variables(seconds=10, cases=["a.js::a NUL \0 in it"])
     for named in ("adds", "adds #2"):  # numbered by the runner, or named so by its author

@@ -1,4 +1,4 @@
-"""Why a command ended, from its exit code and the end of its output."""
+"""The reason why a command ended, from its exit code and the end of its output."""
 
 from __future__ import annotations
 

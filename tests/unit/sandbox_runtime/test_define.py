@@ -114,14 +114,14 @@ mod tests {
 TEXTS = {"python": PYTHON, "javascript": SCRIPT, "typescript": TYPED, "go": GO, "rust": RUST}
 
 
-def made(language: str, name: str, content: str) -> str:
+def define_text(language: str, name: str, content: str) -> str:
     return define(TEXTS[language], language, name, content).text
 
 
 @pytest.mark.parametrize(
     ("language", "name", "content", "old", "new"),
     [
-        # decorators and comments stay where the content has none, and give way where it has
+        # decorators and comments stay unless the content has its own
         (
             "python",
             "f",
@@ -255,11 +255,11 @@ def test_the_named_span_changes_and_nothing_else(
     language: str, name: str, content: str, old: str, new: str
 ) -> None:
     assert TEXTS[language].count(old) == 1
-    assert made(language, name, content) == TEXTS[language].replace(old, new)
+    assert define_text(language, name, content) == TEXTS[language].replace(old, new)
 
 
 @pytest.mark.parametrize(
-    ("language", "name", "content", "before", "added"),
+    ("language", "name", "content", "preceding", "added"),
     [
         (
             "python",
@@ -296,21 +296,21 @@ def test_the_named_span_changes_and_nothing_else(
     ],
 )
 def test_a_new_definition_is_added_in_the_right_place(
-    language: str, name: str, content: str, before: str, added: str
+    language: str, name: str, content: str, preceding: str, added: str
 ) -> None:
     text = TEXTS[language]
-    at = text.rindex(before) + len(before)
-    came = define(text, language, name, content)
-    assert came.text == text[:at] + added + text[at:]
-    assert not came.replaced
+    at = text.rindex(preceding) + len(preceding)
+    result = define(text, language, name, content)
+    assert result.text == text[:at] + added + text[at:]
+    assert not result.replaced
     assert (
-        "".join(came.text.splitlines(keepends=True)[came.start - 1 : came.end]).strip()
+        "".join(result.text.splitlines(keepends=True)[result.start - 1 : result.end]).strip()
         == added.strip()
     )
 
 
 @pytest.mark.parametrize(
-    ("language", "name", "content", "why"),
+    ("language", "name", "content", "reason"),
     [
         (
             "python",
@@ -357,22 +357,22 @@ def test_a_new_definition_is_added_in_the_right_place(
     ],
 )
 def test_an_ambiguous_definition_is_refused(
-    language: str, name: str, content: str, why: str
+    language: str, name: str, content: str, reason: str
 ) -> None:
-    with pytest.raises(ToolFailure, match=why):
-        made(language, name, content)
+    with pytest.raises(ToolFailure, match=reason):
+        define_text(language, name, content)
 
 
 def test_line_endings_and_the_byte_order_mark_are_kept() -> None:
     text = "\ufeff" + PYTHON.replace("\n", "\r\n")
-    came = define(text, "python", "g", "def g():\n    return 3\n").text
-    assert came == text.replace("def g(): return 2", "def g():\r\n    return 3")
+    new_text = define(text, "python", "g", "def g():\n    return 3\n").text
+    assert new_text == text.replace("def g(): return 2", "def g():\r\n    return 3")
 
 
 def test_indentation_with_tabs_is_kept() -> None:
     text = "class A:\n\tdef f(self):\n\t\tif 1:\n\t\t\treturn 1\n"
-    came = define(text, "python", "A.f", "def f(self):\n    if 2:\n        return 2").text
-    assert came == "class A:\n\tdef f(self):\n\t\tif 2:\n\t\t\treturn 2\n"
+    new_text = define(text, "python", "A.f", "def f(self):\n    if 2:\n        return 2").text
+    assert new_text == "class A:\n\tdef f(self):\n\t\tif 2:\n\t\t\treturn 2\n"
 
 
 def test_a_file_with_syntax_errors_can_be_edited() -> None:
@@ -427,7 +427,7 @@ def test_nothing_of_the_file_is_lost_but_the_named_span(
 ) -> None:
     text = mark + PYTHON.replace("\n", end)
     try:
-        came = define(text, "python", name, content)
+        result = define(text, "python", name, content)
     except ToolFailure:
         return
     parts = split_qualified_name(name)[0]
@@ -437,24 +437,26 @@ def test_nothing_of_the_file_is_lost_but_the_named_span(
         for item in definitions(parse("python", data), "python", deep=True)
         if item.parts == parts
     ]
-    made = came.text.encode()
-    if not came.replaced:
+    encoded = result.text.encode()
+    if not result.replaced:
         assert not old
-        kept = iter(came.text.splitlines())
+        result_lines = iter(result.text.splitlines())
         assert all(
-            any(line == other for other in kept) for line in text.splitlines() if line.strip()
+            any(line == result_line for result_line in result_lines)
+            for line in text.splitlines()
+            if line.strip()
         )
         return
     # What stands before and after the old definition is there still, but for a comment above it
     # that the content repeats.
     assert any(
-        made.startswith(
+        encoded.startswith(
             mark.encode() + data[: item.start].removesuffix(b"# about f" + end.encode())
         )
-        and made.endswith(data[item.inner_end :])
+        and encoded.endswith(data[item.inner_end :])
         for item in old
     )
-    compile(came.text.removeprefix("\ufeff"), "x.py", "exec")
+    compile(result.text.removeprefix("\ufeff"), "x.py", "exec")
 
 
 LIMITS = TextLimits(file_bytes=400_000, output_bytes=2000)
@@ -477,18 +479,18 @@ def test_no_definition_reads_or_writes_outside_the_workspace(parts: list[str]) -
         secret.write_text("def f():\n    return 'top secret'\n", encoding="utf-8")
         (inside / "up").symlink_to("..")
         (inside / "a" / "away").symlink_to(outside)
-        before = sorted(outside.iterdir()), secret.read_bytes()
+        outside_before = sorted(outside.iterdir()), secret.read_bytes()
         root = os.open(inside, os.O_PATH | os.O_DIRECTORY)
         try:
-            output_text = TOOLS["files.define"](
+            result = TOOLS["files.define"](
                 root, {"path": "/".join(parts), "name": "f", "content": "def f(): pass"}, LIMITS
             )
-            assert "top secret" not in str(output_text)
+            assert "top secret" not in str(result)
         except ToolFailure:
             pass
         finally:
             os.close(root)
-        assert (sorted(outside.iterdir()), secret.read_bytes()) == before
+        assert (sorted(outside.iterdir()), secret.read_bytes()) == outside_before
         assert not (inside / ".git").exists()
 
 
@@ -508,10 +510,10 @@ def test_hostile_texts_give_a_result_or_a_refusal(language: str, text: str) -> N
         language, "function f() {}"
     )
     try:
-        came = define(text, language, "f", content)
+        result = define(text, language, "f", content)
     except ToolFailure:
         return
-    assert content in came.text
+    assert content in result.text
 
 
 def test_files_of_other_languages_and_binary_ones_are_refused(tmp_path: Path) -> None:
@@ -519,21 +521,21 @@ def test_files_of_other_languages_and_binary_ones_are_refused(tmp_path: Path) ->
     (tmp_path / "big.py").write_bytes(b"# x\n" * 200_000)
     root = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
     try:
-        for path, why in (
+        for path, reason in (
             ("a.c", r"no language that files.define knows"),
             ("a.py", "binary"),
             ("big.py", "at most 400000 are read"),
         ):
-            with pytest.raises(ToolFailure, match=why):
+            with pytest.raises(ToolFailure, match=reason):
                 TOOLS["files.define"](
                     root, {"path": path, "name": "f", "content": "def f(): pass"}, LIMITS
                 )
-        came = TOOLS["files.define"](
+        result = TOOLS["files.define"](
             root, {"path": "src/new.py", "name": "f", "content": "def f():\n    pass"}, LIMITS
         )
     finally:
         os.close(root)
-    assert came == {"path": "src/new.py", "name": "f", "replaced": False, "start": 1, "end": 2}
+    assert result == {"path": "src/new.py", "name": "f", "replaced": False, "start": 1, "end": 2}
     assert (tmp_path / "src" / "new.py").read_text(encoding="utf-8") == "def f():\n    pass\n"
 
 

@@ -18,7 +18,7 @@ def test_an_exact_match_takes_precedence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "came"),
+    ("old", "new", "expected"),
     [
         (
             "def f(self):\n    a = 1\n    return a",
@@ -38,11 +38,13 @@ def test_an_exact_match_takes_precedence() -> None:
     ],
 )
 def test_trailing_spaces_and_a_common_indentation_shift_are_ignored(
-    old: str, new: str, came: str
+    old: str, new: str, expected: str
 ) -> None:
-    made, count = replace("a.py", TEXT, old, new)
+    new_text, count = replace("a.py", TEXT, old, new)
     assert count == 1
-    assert made == TEXT.replace("    def f(self):\n        a = 1  \n        return a\n", came)
+    assert new_text == TEXT.replace(
+        "    def f(self):\n        a = 1  \n        return a\n", expected
+    )
 
 
 def test_line_endings_of_the_file_are_kept() -> None:
@@ -69,17 +71,19 @@ def test_text_with_another_nesting_does_not_match() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "shown"),
+    ("old", "nearest_text"),
     [
         ("def g(self):\n    return 3", "lines 6 to 7:\n    def g(self):\n        return 2"),
         ("retrun a", "lines 4 to 6:\n        return a\n"),
         ("x\n    def g(self):\n", "lines 5 to 7:\n\n    def g(self):\n"),
     ],
 )
-def test_text_that_is_not_found_is_answered_with_the_nearest_text(old: str, shown: str) -> None:
+def test_text_that_is_not_found_is_answered_with_the_nearest_text(
+    old: str, nearest_text: str
+) -> None:
     with pytest.raises(ToolFailure) as refused:
         replace("a.py", TEXT, old, "x")
-    assert shown in str(refused.value)
+    assert nearest_text in str(refused.value)
 
 
 def test_a_refusal_is_short_for_any_file() -> None:
@@ -111,17 +115,25 @@ def test_only_the_matched_lines_change(
     text = "\n".join(rows)
     old = "\n".join(shift + row + shift for row in rows[at : at + size])
     try:
-        made, count = replace("a", text, old or "a", new)
+        new_text, count = replace("a", text, old or "a", new)
     except ToolFailure:
         return
     assert count == 1
     head = next(
-        (n for n, (one, two) in enumerate(zip(text, made, strict=False)) if one != two),
-        min(len(text), len(made)),
+        (
+            n
+            for n, (old_char, new_char) in enumerate(zip(text, new_text, strict=False))
+            if old_char != new_char
+        ),
+        min(len(text), len(new_text)),
     )
     tail = next(
-        (n for n, (one, two) in enumerate(zip(text[::-1], made[::-1], strict=False)) if one != two),
-        min(len(text), len(made)),
+        (
+            n
+            for n, (old_char, new_char) in enumerate(zip(text[::-1], new_text[::-1], strict=False))
+            if old_char != new_char
+        ),
+        min(len(text), len(new_text)),
     )
     changed = text[head : len(text) - tail]
     assert len(changed.strip()) <= len(old.strip()) + 2

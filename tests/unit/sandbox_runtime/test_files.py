@@ -91,14 +91,14 @@ def test_non_text_files_are_refused(tree: Tree) -> None:
     (tree.path / "l").write_bytes(b"caf\xe9\x01")
     (tree.path / "big").write_bytes(b"x" * 10_001)
     os.mkfifo(tree.path / "pipe")
-    for path, why in (
+    for path, reason in (
         ("b", "binary"),
         ("l", "binary"),
         ("big", "at most 10000"),
         ("pipe", "not a regular file"),
         (".", "folder"),
     ):
-        with pytest.raises(ToolFailure, match=why):
+        with pytest.raises(ToolFailure, match=reason):
             tree("read", path=path)
     with pytest.raises(ToolFailure, match="surrogate"):
         tree("write", path="x", content="\ud800")
@@ -256,14 +256,14 @@ def test_no_path_leads_outside_the_workspace(tree: Tree, path: str) -> None:
     (tree.path / "a").mkdir()
     (tree.path / "out").symlink_to("..")
     (tree.path / "abs").symlink_to("/etc/passwd")
-    for tool, more in (
+    for tool, arguments in (
         ("read", {}),
         ("write", {"content": "x"}),
         ("append", {"content": "x"}),
         ("search", {"pattern": "."}),
     ):
         with pytest.raises(ToolFailure) as refused:
-            tree(tool, path=path, **more)
+            tree(tool, path=path, **arguments)
         assert refused.value.status == "invalid"
     assert (tree.path.parent / "secret").read_text(encoding="utf-8") == "secret"
 
@@ -300,7 +300,7 @@ def test_no_path_leaves_its_workspace(parts: list[str], tool: str) -> None:
         (inside / "up").symlink_to("..")
         (inside / "a" / "away").symlink_to(outside)
         (inside / "loop").symlink_to("loop")
-        before = sorted(str(path) for path in outside.iterdir())
+        files_before = sorted(str(path) for path in outside.iterdir())
         tree = Tree(inside)
         path = "/".join(parts)
         args: dict[str, Any] = {
@@ -321,14 +321,14 @@ def test_no_path_leaves_its_workspace(parts: list[str], tool: str) -> None:
         }
         args |= {"map_chars": 1000, "files": 100, "bytes": 100_000}
         try:
-            output_text = TOOLS[tool](tree.root, args, LIMITS)
-            assert "top secret" not in str(output_text)
+            result = TOOLS[tool](tree.root, args, LIMITS)
+            assert "top secret" not in str(result)
         except ToolFailure:
             pass
         finally:
             os.close(tree.root)
         assert (outside / "secret").read_text(encoding="utf-8") == "top secret"
-        assert sorted(str(path) for path in outside.iterdir()) == before
+        assert sorted(str(path) for path in outside.iterdir()) == files_before
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ PIPENV = (
 
 
 @pytest.mark.parametrize(
-    ("lock", "kept"),
+    ("lock", "constraints"),
     [
         (UV, "ruamel-yaml==0.18.1\n"),
         (POETRY, "attrs==21.4.0\nmirrored==2.0\n"),
@@ -105,7 +105,7 @@ PIPENV = (
     ],
 )
 def test_versions_in_a_lock_file_become_constraints_for_pip(
-    tmp_path: Path, lock: str, kept: str
+    tmp_path: Path, lock: str, constraints: str
 ) -> None:
     (tmp_path / "lock").write_text(lock)
     subprocess.run(
@@ -113,4 +113,4 @@ def test_versions_in_a_lock_file_become_constraints_for_pip(
         cwd=tmp_path,
         check=True,
     )
-    assert (tmp_path / "out").read_text() == kept
+    assert (tmp_path / "out").read_text() == constraints

@@ -81,7 +81,7 @@ class TestB(unittest.TestCase):
 """
 
 
-def run(folder: Path, argv: tuple[str, ...], seconds: float, **more: str) -> Cases:
+def run_plugin(folder: Path, argv: tuple[str, ...], seconds: float, **overrides: str) -> Cases:
     reports = folder / "reports"
     reports.mkdir(exist_ok=True)
     env = {
@@ -92,7 +92,7 @@ def run(folder: Path, argv: tuple[str, ...], seconds: float, **more: str) -> Cas
     with subprocess.Popen(
         command(argv),
         cwd=folder,
-        env=env | more,
+        env=env | overrides,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as running:
@@ -113,7 +113,7 @@ def test_pytest_reports_the_ids_it_prints_and_ends_hanging_tests(tmp_path: Path)
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_a.py").write_text(TESTS, encoding="utf-8")
     (tmp_path / "tests" / "test_b.py").write_text("import nothing_of_that_name\n", encoding="utf-8")
-    cases = run(tmp_path, (sys.executable, "-m", "pytest", "-x", "tests"), 0.5)
+    cases = run_plugin(tmp_path, (sys.executable, "-m", "pytest", "-x", "tests"), 0.5)
     assert cases.results == {
         "tests/test_b.py": "errored",
         "tests/test_a.py::TestA::TestB::test_p[a b]": "failed",
@@ -139,13 +139,13 @@ def test_pytest_continues_after_a_case_that_ended_the_process(tmp_path: Path) ->
     text = "import os\ndef test_a(): pass\ndef test_b(): os._exit(0)\ndef test_c(): pass\n"
     (tmp_path / "test_a.py").write_text(text, encoding="utf-8")
     argv = (sys.executable, "-m", "pytest")
-    first = run(tmp_path, argv, 60)
+    first = run_plugin(tmp_path, argv, 60)
     assert (first.results, list(first.running), first.is_finished) == (
         {"test_a.py::test_a": "passed"},
         ["test_a.py::test_b"],
         False,
     )
-    second = run(tmp_path, argv, 60, MOOTHALL_AGAIN="1")
+    second = run_plugin(tmp_path, argv, 60, MOOTHALL_AGAIN="1")
     assert second.results == {"test_a.py::test_a": "passed", "test_a.py::test_c": "passed"}
     assert second.is_finished
 
@@ -170,7 +170,7 @@ def test_left_out():
     assert gc.get_freeze_count() > 1000
 """
     (tmp_path / "test_a.py").write_text(text, encoding="utf-8")
-    cases = run(tmp_path, (sys.executable, "-m", "pytest"), 60)
+    cases = run_plugin(tmp_path, (sys.executable, "-m", "pytest"), 60)
     assert cases.results == {
         "test_a.py::test_collected": "passed",
         "test_a.py::test_left_out": "passed",
@@ -185,7 +185,7 @@ def test_a_test_file_that_runs_itself_or_exits_does_not_affect_other_files(tmp_p
         ("c", case),
     ):
         (tmp_path / f"test_{name}.py").write_text(text, encoding="utf-8")
-    cases = run(tmp_path, (sys.executable, "-m", "pytest"), 5)
+    cases = run_plugin(tmp_path, (sys.executable, "-m", "pytest"), 5)
     assert cases.results == {
         "test_a.py::TestA::test_a": "passed",
         "test_b.py": "errored",
@@ -201,7 +201,7 @@ def test_pytest_started_by_tests_is_not_reported(tmp_path: Path) -> None:
         "subprocess.run([sys.executable, '-m', 'pytest', '-k', 'inner'])\n"
     )
     (tmp_path / "test_a.py").write_text(text, encoding="utf-8")
-    run(tmp_path, (sys.executable, "-m", "pytest"), 20)
+    run_plugin(tmp_path, (sys.executable, "-m", "pytest"), 20)
     assert len(list((tmp_path / "reports").iterdir())) == 1
 
 
@@ -210,14 +210,14 @@ def test_cases_are_reported_with_the_commands_own_pytest_options(tmp_path: Path)
     (tmp_path / "test_a.py").write_text(
         "def test_a(): pass\ndef test_b(): assert False\n", encoding="utf-8"
     )
-    cases = run(tmp_path, ("sh", "-c", f"PYTEST_ADDOPTS=-q {sys.executable} -m pytest"), 20)
+    cases = run_plugin(tmp_path, ("sh", "-c", f"PYTEST_ADDOPTS=-q {sys.executable} -m pytest"), 20)
     assert cases.results == {"test_a.py::test_a": "passed", "test_a.py::test_b": "failed"}
 
 
 def test_unittest_cases_are_reported(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text(UNITTESTS, encoding="utf-8")
     (tmp_path / "test_b.py").write_text("import nothing_of_that_name\n", encoding="utf-8")
-    cases = run(tmp_path, (sys.executable, "-m", "unittest"), 0.5)
+    cases = run_plugin(tmp_path, (sys.executable, "-m", "unittest"), 0.5)
     assert cases.results == {
         "test_a.TestA.test_fine": "passed",
         "test_a.TestA.test_red": "failed",
@@ -243,7 +243,7 @@ if __name__ == "__main__":
 def test_a_script_that_runs_the_unittest_runner_reports_its_cases(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text(UNITTESTS, encoding="utf-8")
     (tmp_path / "manage.py").write_text(_SCRIPT, encoding="utf-8")
-    cases = run(tmp_path, (sys.executable, "manage.py", "test"), 0.5)
+    cases = run_plugin(tmp_path, (sys.executable, "manage.py", "test"), 0.5)
     assert cases.results["test_a.TestA.test_fine"] == "passed"
     assert cases.results["test_a.TestA.test_red"] == "failed"
     assert cases.results["test_a.TestB"] == "errored"
@@ -270,7 +270,7 @@ def test_time_during_which_the_process_was_stopped_does_not_count(
     tmp_path: Path, runner: str
 ) -> None:
     (tmp_path / "test_a.py").write_text(_STANDS, encoding="utf-8")
-    cases = run(tmp_path, (sys.executable, "-m", runner), 0.8)
+    cases = run_plugin(tmp_path, (sys.executable, "-m", runner), 0.8)
     results = {case[-len("test_wait") :]: result for case, result in cases.results.items()}
     assert results == {
         "nds_still": "passed",
@@ -287,22 +287,22 @@ _CLOSES = (
 @pytest.mark.e2e  # real runs of pytest and unittest
 @pytest.mark.parametrize("runner", ["pytest", "unittest"])
 @pytest.mark.parametrize(
-    "how",
+    "statement",
     [
         "os.closerange(3, 1000)",
         "[os.dup2(os.open('other', os.O_CREAT | os.O_WRONLY), n) for n in range(6, 300)]",
     ],
 )
 def test_closing_all_files_of_the_process_loses_no_case(
-    tmp_path: Path, runner: str, how: str
+    tmp_path: Path, runner: str, statement: str
 ) -> None:
-    (tmp_path / "test_a.py").write_text(_CLOSES.format(how), encoding="utf-8")
-    cases = run(
+    (tmp_path / "test_a.py").write_text(_CLOSES.format(statement), encoding="utf-8")
+    cases = run_plugin(
         tmp_path, (sys.executable, "-m", runner, *(("-s",) if runner == "pytest" else ())), 20
     )
     assert list(cases.results.values()) == ["passed", "passed"]
-    other = tmp_path / "other"
-    assert not other.exists() or other.read_bytes() == b""
+    other_file = tmp_path / "other"
+    assert not other_file.exists() or other_file.read_bytes() == b""
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("moothall_*.py")))
@@ -337,17 +337,17 @@ print(*looks, clock.remark)
 
 
 @pytest.mark.parametrize(
-    ("sleeping", "more"),
+    ("sleeping", "expected_output"),
     [("0110110", "True True True True True True True"), ("0111", "True True True False")],
 )
 def test_a_case_is_only_waiting_if_several_looks_in_a_row_find_it_idle(
-    sleeping: str, more: str
+    sleeping: str, expected_output: str
 ) -> None:
-    looks = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", LOOKS, sleeping],
         env={"PYTHONPATH": str(FOLDER)},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert looks.stdout.strip() == more
+    assert process.stdout.strip() == expected_output

@@ -21,10 +21,10 @@ def test_messages_are_reassembled_however_they_are_split(
     messages: list[dict[str, Any]], size: int
 ) -> None:
     raw = b"".join(pack(message) for message in messages)
-    frames, came = FrameReader(), []
+    frames, received = FrameReader(), []
     for at in range(0, len(raw), size):
-        came += frames.feed(raw[at : at + size])
-    assert came == messages
+        received += frames.feed(raw[at : at + size])
+    assert received == messages
 
 
 @pytest.mark.parametrize(

@@ -106,10 +106,10 @@ def test_an_invalid_line_leads_to_no_code(root: Path) -> None:
 
 
 def test_tests_are_found_by_name_and_listed_once(root: Path) -> None:
-    found = survey(
+    surveyed = survey(
         root, frames=[["tests/test_cart.py", 5]], tests=[["tests/test_cart.py", "test_sum"]]
     )
-    assert [(span["path"], span["name"]) for span in found["spans"]] == [
+    assert [(span["path"], span["name"]) for span in surveyed["spans"]] == [
         ("tests/test_cart.py", "test_sum")
     ]
 
@@ -137,9 +137,9 @@ def test_the_map_prefers_named_symbols_and_their_callees(root: Path) -> None:
 
 
 def test_the_map_is_deterministic_and_within_its_limits(root: Path) -> None:
-    wanted = {"frames": [["tests/test_cart.py", 5]], "words": ["sum"]}
-    assert json.dumps(survey(root, **wanted)) == json.dumps(survey(root, **wanted))
-    assert survey(root, files=3)["parsed"] == 2  # one of them is no code that somebody wrote
+    arguments = {"frames": [["tests/test_cart.py", 5]], "words": ["sum"]}
+    assert json.dumps(survey(root, **arguments)) == json.dumps(survey(root, **arguments))
+    assert survey(root, files=3)["parsed"] == 2  # one of them is generated code
     assert survey(root, files=0) == {
         "spans": [],
         "homes": [],
@@ -147,14 +147,16 @@ def test_the_map_is_deterministic_and_within_its_limits(root: Path) -> None:
         "map": "",
         "parsed": 0,
     }
-    near = survey(root, bytes=len(FILES["tests/test_cart.py"]), frames=[["tests/test_cart.py", 5]])
-    assert near["spans"][0]["name"] == "test_sum"
+    nearest = survey(
+        root, bytes=len(FILES["tests/test_cart.py"]), frames=[["tests/test_cart.py", 5]]
+    )
+    assert nearest["spans"][0]["name"] == "test_sum"
 
 
 def test_the_example_is_a_short_nearby_function_outside_the_failing_code(root: Path) -> None:
-    found = survey(root, frames=[["src/shop/cart.py", 9], ["tests/test_cart.py", 5]])["example"]
-    assert (found["path"], found["name"]) == ("src/shop/cart.py", "Cart.count")
-    assert found["text"] == "def count(self):\n    return len(self.items)"
+    example = survey(root, frames=[["src/shop/cart.py", 9], ["tests/test_cart.py", 5]])["example"]
+    assert (example["path"], example["name"]) == ("src/shop/cart.py", "Cart.count")
+    assert example["text"] == "def count(self):\n    return len(self.items)"
 
 
 def test_an_example_contains_nothing_that_json_escapes(tmp_path: Path) -> None:
@@ -174,9 +176,9 @@ def test_hostile_files_are_skipped_or_bounded(tmp_path: Path) -> None:
     (tmp_path / "latin.py").write_bytes(b"# \xff\ndef g():\n    return 1\n")
     (tmp_path / "long.py").write_text("def h():\n" + "    a = 1\n" * 5000, encoding="utf-8")
     (tmp_path / "link.py").symlink_to("/etc/passwd")
-    found = survey(tmp_path, frames=[["long.py", 4000], ["latin.py", 3]])
-    assert [len(span["text"].splitlines()) < 100 for span in found["spans"]] == [True, True]
-    assert "passwd" not in json.dumps(found)
+    surveyed = survey(tmp_path, frames=[["long.py", 4000], ["latin.py", 3]])
+    assert [len(span["text"].splitlines()) < 100 for span in surveyed["spans"]] == [True, True]
+    assert "passwd" not in json.dumps(surveyed)
 
 
 def test_invalid_bytes_in_one_file_do_not_end_the_analysis(tmp_path: Path) -> None:
@@ -197,13 +199,15 @@ def test_untracked_files_and_module_stubs_are_left_out(tmp_path: Path) -> None:
             if path.endswith("ts")
             else "def total(a): ...\n"
         )
-    everything = survey(tmp_path, words=["add", "total"])
-    assert "distribution/a.ts:" in everything["map"]
-    assert "pkg.pyi:" not in everything["map"]
-    assert everything["parsed"] == 5  # all but pkg.pyi
-    known = ["source/a.ts", "source/b.ts", "pkg.py", "pkg.pyi", "alone.pyi"]
-    tracked = survey(tmp_path, words=["add", "total"], known=known)
+    unrestricted = survey(tmp_path, words=["add", "total"])
+    assert "distribution/a.ts:" in unrestricted["map"]
+    assert "pkg.pyi:" not in unrestricted["map"]
+    assert unrestricted["parsed"] == 5  # all but pkg.pyi
+    known_paths = ["source/a.ts", "source/b.ts", "pkg.py", "pkg.pyi", "alone.pyi"]
+    tracked = survey(tmp_path, words=["add", "total"], known=known_paths)
     assert "source/a.ts:" in tracked["map"]
     assert "distribution" not in tracked["map"]
     assert tracked["parsed"] == 4
-    assert survey(tmp_path, paths=["pkg.pyi"], known=known)["parsed"] == 5  # it was asked for
+    assert (
+        survey(tmp_path, paths=["pkg.pyi"], known=known_paths)["parsed"] == 5
+    )  # it was requested by its path

@@ -1,4 +1,4 @@
-"""A requirements file of which not all can be installed, by a real pip that has no index."""
+"""A requirements file that can be installed only in part, by a real pip without an index."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from moothall.sandbox_runtime.plugins.moothall_requirements import read_lines
 from support.wheels import make_part
 
 
-def install(folder: Path, how: str, text: str) -> tuple[int, list[str], set[str]]:
-    """Return the exit code, what was left out, and what was installed."""
+def install(folder: Path, mode: str, text: str) -> tuple[int, list[str], set[str]]:
+    """Return the exit code, the omitted requirements and the installed packages."""
     wheels, target = folder / "wheels", folder / "target"
     wheels.mkdir()
     for number in (1, 2):
         make_part(wheels, number, b"x")
     (folder / "more.txt").write_text("some-part2==1.0\n", encoding="utf-8")
     (folder / "all.txt").write_text(text, encoding="utf-8")
-    program = (sys.executable, "-I", str(FOLDER / "moothall_requirements.py"), how, "all.txt")
+    program = (sys.executable, "-I", str(FOLDER / "moothall_requirements.py"), mode, "all.txt")
     env = {
         **os.environ,
         "PIP_NO_INDEX": "1",
@@ -30,11 +30,13 @@ def install(folder: Path, how: str, text: str) -> tuple[int, list[str], set[str]
         "PIP_TARGET": str(target),
         "PIP_CONFIG_FILE": os.devnull,
     }
-    done = subprocess.run(program, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    process = subprocess.run(
+        program, cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
     names = [
-        line.split(" ")[2] for line in done.stdout.splitlines() if line.startswith("left out: ")
+        line.split(" ")[2] for line in process.stdout.splitlines() if line.startswith("left out: ")
     ]
-    return done.returncode, names, {path.name for path in target.glob("some_part?")}
+    return process.returncode, names, {path.name for path in target.glob("some_part?")}
 
 
 @pytest.mark.e2e  # several runs of pip

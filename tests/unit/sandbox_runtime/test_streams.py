@@ -113,15 +113,15 @@ error: test run failed
 """
 
 
-def read(text: str, program: str, size: int = 7) -> tuple[Cases, str]:
+def read_stream(text: str, program: str, size: int = 7) -> tuple[Cases, str]:
     cases = Cases()
     stream = Stream(cases, (program,))
     data = text.encode()
-    shown = (
+    output = (
         b"".join(stream.feed(data[at : at + size]) for at in range(0, len(data), size))
         + stream.end()
     )
-    return cases, shown.decode()
+    return cases, output.decode()
 
 
 def go(*events: dict[str, Any]) -> str:
@@ -129,8 +129,8 @@ def go(*events: dict[str, Any]) -> str:
 
 
 def test_libtest_output_separates_binaries_and_keeps_test_output() -> None:
-    cases, shown = read(CARGO, "cargo")
-    assert shown == CARGO
+    cases, output = read_stream(CARGO, "cargo")
+    assert output == CARGO
     assert cases.results == {
         "itoa src/lib.rs::tests::one": "passed",
         "itoa src/lib.rs::tests::two": "failed",
@@ -144,17 +144,19 @@ def test_libtest_output_separates_binaries_and_keeps_test_output() -> None:
 
 
 def test_a_long_running_test_is_recorded_as_started() -> None:
-    cases, _ = read("running 1 test\ntest hangs has been running for over 60 seconds\n", "cargo")
+    cases, _ = read_stream(
+        "running 1 test\ntest hangs has been running for over 60 seconds\n", "cargo"
+    )
     assert list(cases.running) == ["hangs"]
 
 
 @pytest.mark.parametrize("printed", ["test ui/a.rs ... ", "test ui/a.rs ", ""])
 def test_test_output_before_a_libtest_message_does_not_create_a_case(printed: str) -> None:
-    output_text = f"running 2 tests\n{printed}test pass has been running for over 60 seconds\nok\n"
+    lines_before = f"running 2 tests\n{printed}test pass has been running for over 60 seconds\nok\n"
     if printed.endswith("... "):
-        output_text += f"{printed}test other ... ok\n"
-    cases, _ = read(
-        f"{output_text}test pass ... ok\n\ntest result: ok. 2 passed; 0 failed\n", "cargo"
+        lines_before += f"{printed}test other ... ok\n"
+    cases, _ = read_stream(
+        f"{lines_before}test pass ... ok\n\ntest result: ok. 2 passed; 0 failed\n", "cargo"
     )
     assert cases.results == {"pass": "passed"} | (
         {"other": "passed"} if printed.endswith("... ") else {}
@@ -163,7 +165,7 @@ def test_test_output_before_a_libtest_message_does_not_create_a_case(printed: st
 
 
 def test_tap_comments_and_subtests_name_the_cases() -> None:
-    cases, _ = read(TAP, "npm")
+    cases, _ = read_stream(TAP, "npm")
     assert cases.results == {
         "adds > should be equal": "failed",
         "adds > should be equal #2": "passed",
@@ -196,7 +198,7 @@ packages/e test: ok 1 - of no TAP
 
 
 def test_tap_output_of_several_packages_is_separated_by_line_prefixes() -> None:
-    cases, shown = read(_SEVERAL, "npm")
+    cases, output = read_stream(_SEVERAL, "npm")
     assert cases.results == {
         "packages/a > sums > two and three: five": "passed",
         "packages/b > sums > two and three: five": "failed",
@@ -205,7 +207,7 @@ def test_tap_output_of_several_packages_is_separated_by_line_prefixes() -> None:
         "d > one": "passed",
     }
     assert cases.details == {"packages/b > sums > two and three: five": "  at: add (test.js:3:1)"}
-    assert shown == _SEVERAL
+    assert output == _SEVERAL
 
 
 # As ava 6 prints it, with more than one file and with one.
@@ -248,7 +250,7 @@ ok 3 - adds
 
 
 def test_comments_of_ava_do_not_start_a_section() -> None:
-    cases, _ = read(AVA, "npm")
+    cases, _ = read_stream(AVA, "npm")
     assert cases.results == {
         "b \u203a adds - one": "passed",
         "b \u203a hook": "passed",
@@ -258,7 +260,7 @@ def test_comments_of_ava_do_not_start_a_section() -> None:
         "d \u203a x": "passed",
     }
     assert cases.details == {"a \u203a fails": "  name: AssertionError"}
-    assert [*read(AVA_ALONE, "npm")[0].results] == ["clean", "adds", "adds #2"]
+    assert [*read_stream(AVA_ALONE, "npm")[0].results] == ["clean", "adds", "adds #2"]
 
 
 def test_names_of_ava_cases_do_not_depend_on_the_order_of_files() -> None:
@@ -267,7 +269,7 @@ def test_names_of_ava_cases_do_not_depend_on_the_order_of_files() -> None:
         "ok 1 - main \u203a b\nok 2 - browser \u203a a\n",
     )
     first, last = (
-        read(f"TAP version 13\n{text}", "npm")[0] for text in (hooks + tests, tests + hooks)
+        read_stream(f"TAP version 13\n{text}", "npm")[0] for text in (hooks + tests, tests + hooks)
     )
     assert first.results == last.results
 
@@ -298,7 +300,7 @@ ok 1 of another program
 
 
 def test_comments_of_tape_start_a_section() -> None:
-    assert [*read(TAPE, "npm")[0].results] == [
+    assert [*read_stream(TAPE, "npm")[0].results] == [
         "adds > one",
         "outer > in outer",
         "inner > three",
@@ -309,7 +311,7 @@ def test_comments_of_tape_start_a_section() -> None:
 
 def test_comments_of_zora_start_a_section_despite_the_dash() -> None:
     assert [
-        *read("TAP version 13\n# adds\nok 1 - one\nok 2 - two\n# more\nok 3 - one\n", "npm")[
+        *read_stream("TAP version 13\n# adds\nok 1 - one\nok 2 - two\n# more\nok 3 - one\n", "npm")[
             0
         ].results
     ] == [
@@ -324,13 +326,13 @@ def test_output_of_tests_does_not_start_a_section() -> None:
         "TAP version 13\n# Subtest: suite\n    # Subtest: one\n    ok 1 - one\n# printed by a "
         "file\n    # Subtest: two\n    ok 2 - two\n    1..2\nok 1 - suite\n"
     )
-    assert [*read(node, "npm")[0].results] == ["suite > one", "suite > two", "suite"]
+    assert [*read_stream(node, "npm")[0].results] == ["suite > one", "suite > two", "suite"]
     bats = "1..2\nnot ok 1 adds\n# (in test file a.bats, line 3)\n#   `false' failed\nok 2 takes\n"
-    assert [*read(bats, "make")[0].results] == ["adds", "takes"]
+    assert [*read_stream(bats, "make")[0].results] == ["adds", "takes"]
 
 
 def test_the_details_of_a_failed_tap_case_end_with_the_indentation() -> None:
-    cases, _ = read(
+    cases, _ = read_stream(
         "TAP version 13\n# a\nnot ok 1 b\n  ---\n  at: x\n\n  ok 9 c\nnot ok 2 d\n    ok 1 e\nok "
         "3 f\n",
         "npm",
@@ -345,16 +347,16 @@ def test_the_details_of_a_failed_tap_case_end_with_the_indentation() -> None:
 
 
 def test_output_that_only_resembles_tap_is_ignored() -> None:
-    assert read("ok 1 - fine\nnot ok\n# a comment\n", "make")[0].results == {}
+    assert read_stream("ok 1 - fine\nnot ok\n# a comment\n", "make")[0].results == {}
 
 
 def test_nextest_output_is_read() -> None:
-    cases, _ = read(NEXTEST, "cargo")
+    cases, _ = read_stream(NEXTEST, "cargo")
     assert cases.results == {"itoa::tests::one": "passed", "itoa::test::tests::two": "failed"}
 
 
 def test_nextest_output_with_retries_is_read() -> None:
-    cases, _ = read(NEXTEST_AGAIN, "cargo")
+    cases, _ = read_stream(NEXTEST_AGAIN, "cargo")
     assert cases.results == {
         "nx::tests::adds": "passed",
         "nx::tests::aborts": "failed",
@@ -384,11 +386,11 @@ def test_go_reports_cases_and_its_output() -> None:
         {"Action": "output", "Package": package, "Output": "FAIL\n"},
         {"Action": "fail", "Package": package, "Elapsed": 0.3},
     )
-    cases, shown = read(text, "/usr/local/go/bin/go")
+    cases, output = read_stream(text, "/usr/local/go/bin/go")
     assert cases.results == {f"{package}::TestA": "failed", f"{package}::TestB/sub": "passed"}
     assert "a_test.go:3: no" in cases.details[f"{package}::TestA"]
     assert cases.ms == {f"{package}::TestA": 250}
-    assert shown == "    a_test.go:3: no\nFAIL\n"
+    assert output == "    a_test.go:3: no\nFAIL\n"
 
 
 def test_a_go_package_that_does_not_compile_or_panics_is_reported_as_a_case() -> None:
@@ -404,10 +406,10 @@ def test_a_go_package_that_does_not_compile_or_panics_is_reported_as_a_case() ->
         {"Action": "output", "Package": "m/q", "Output": "panic: test timed out after 6s\n"},
         {"Action": "fail", "Package": "m/q", "Elapsed": 6},
     )
-    cases, shown = read(text, "go")
+    cases, output = read_stream(text, "go")
     assert cases.results == {"m/p": "errored", "m/q::TestLoop": "failed"}
     assert "hit the limit of" in cases.details["m/q::TestLoop"]
-    assert "undefined: New" in shown
+    assert "undefined: New" in output
     assert "undefined: New" in cases.details["m/p"]
 
 
@@ -432,5 +434,5 @@ events = st.dictionaries(
 
 
 @given(st.lists(events, max_size=20))
-def test_any_go_event_can_be_read(received: list[dict[str, Any]]) -> None:
-    read(go(*received), "go", 4096)
+def test_any_go_event_can_be_read(go_events: list[dict[str, Any]]) -> None:
+    read_stream(go(*go_events), "go", 4096)

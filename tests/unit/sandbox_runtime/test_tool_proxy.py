@@ -1,4 +1,4 @@
-"""What a block of Python can call, without a sandbox round it."""
+"""The tools that a block of Python can call, without a sandbox."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ TOOLS = {
 
 
 class FakeWorkspace:
-    """Answers from files; a result of more than `most` characters loses its middle, as at the
-    gate.
+    """A workspace with these files; a result of more than `max_bytes` loses its middle, as at the
+    gateway.
     """
 
-    def __init__(self, most: int = 10**9, **files: str) -> None:
+    def __init__(self, max_bytes: int = 10**9, **files: str) -> None:
         self.files = files
-        self.most = most
+        self.max_bytes = max_bytes
         self.requested: list[tuple[str, dict[str, Any]]] = []
 
     def ask(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class FakeWorkspace:
             "total_lines": len(rows),
             "truncated": start + len(part) < len(rows),
         }
-        return {"status": "success", "output": cut_output(output, self.most)}
+        return {"status": "success", "output": cut_output(output, self.max_bytes)}
 
 
 def test_arguments_are_passed_by_position_or_name() -> None:
@@ -95,12 +95,16 @@ def test_glob_returns_files() -> None:
     st.integers(min_value=150, max_value=600),
     st.booleans(),
 )
-def test_a_file_is_read_completely_or_not_at_all(widths: list[int], most: int, ended: bool) -> None:  # noqa: FBT001 - drawn
-    text = "\n".join("ab" * (width // 2) for width in widths) + "\n" * ended
-    face = ToolProxy(TOOLS, FakeWorkspace(most, a=text).ask, agents=False)
-    if max(widths, default=0) < most - 100:
+def test_a_file_is_read_completely_or_not_at_all(
+    widths: list[int],
+    max_bytes: int,
+    ends_with_newline: bool,  # noqa: FBT001 - drawn
+) -> None:
+    text = "\n".join("ab" * (width // 2) for width in widths) + "\n" * ends_with_newline
+    face = ToolProxy(TOOLS, FakeWorkspace(max_bytes, a=text).ask, agents=False)
+    if max(widths, default=0) < max_bytes - 100:
         assert face.call("ws", "read", ("a",), {}) == text
-    elif max(widths) > most:
+    elif max(widths) > max_bytes:
         with pytest.raises(ToolError, match="too long to be read whole"):
             face.call("ws", "read", ("a",), {})
 
@@ -124,10 +128,10 @@ def test_cyclic_values_are_converted() -> None:
 
 
 def test_a_tool_of_three_names_is_named_with_an_underscore() -> None:
-    requested: list[str] = []
+    calls: list[str] = []
 
     def ask(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        requested.append(f"{name} {arguments}")
+        calls.append(f"{name} {arguments}")
         return {"status": "success", "output": {}}
 
     face = ToolProxy(
@@ -138,4 +142,4 @@ def test_a_tool_of_three_names_is_named_with_an_underscore() -> None:
     assert face.names("mcp") == ["notes_add_line"]
     face.call("mcp", "notes_add_line", ("hi",), {})
     face.call("files", "read", ("a",), {})
-    assert requested == ["mcp.notes.add-line {'text': 'hi'}", "files.read {'path': 'a'}"]
+    assert calls == ["mcp.notes.add-line {'text': 'hi'}", "files.read {'path': 'a'}"]

@@ -1,4 +1,4 @@
-"""Tasks read from an answer of architects: whatever it says, what comes of it is a plan or a
+"""Tasks parsed from an answer of the architects: any answer gives a plan or an error with a
 reason.
 """
 
@@ -36,12 +36,12 @@ GOOD = {
 }
 
 
-def read(output_text: str, most: int = 8) -> tuple[AtomicTask, ...]:
-    return read_tasks(output_text, STORY, "plan-1", tenant="local", max_tasks=most, chars=1000)
+def read_answer(answer: str, max_tasks: int = 8) -> tuple[AtomicTask, ...]:
+    return read_tasks(answer, STORY, "plan-1", tenant="local", max_tasks=max_tasks, chars=1000)
 
 
 def test_tasks_of_a_plan_are_ordered_by_their_dependencies() -> None:
-    tasks = read(f"Sure, here it is:\n```json\n{json.dumps(GOOD)}\n```\nGood luck!")
+    tasks = read_answer(f"Sure, here it is:\n```json\n{json.dumps(GOOD)}\n```\nGood luck!")
     by_role = {task.description.partition("\n")[0]: task for task in tasks}
     check_plan(tasks, 8)
     assert set(by_role["test it"].dependencies) == {
@@ -52,11 +52,11 @@ def test_tasks_of_a_plan_are_ordered_by_their_dependencies() -> None:
     assert by_role["write CSV"].repository == RepositoryRef(id="repo")
     assert by_role["decide"].repository is None
     assert "As a clerk" in by_role["be quick"].description
-    assert read(json.dumps(GOOD)) == tasks
+    assert read_answer(json.dumps(GOOD)) == tasks
 
 
 @pytest.mark.parametrize(
-    ("output_text", "wanted"),
+    ("answer", "message"),
     [
         ("I would rather not.", "no JSON document"),
         ("{" * 50_000 + "}", "no JSON document"),
@@ -89,17 +89,17 @@ def test_tasks_of_a_plan_are_ordered_by_their_dependencies() -> None:
         ),
     ],
 )
-def test_errors_in_an_answer_are_reported(output_text: str, wanted: str) -> None:
-    with pytest.raises(InvalidRequest, match=wanted):
-        read(output_text)
+def test_errors_in_an_answer_are_reported(answer: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        read_answer(answer)
 
 
 def test_duplicate_ids_and_too_many_tasks_are_refused() -> None:
-    twice = {"tasks": [GOOD["tasks"][1], GOOD["tasks"][1]]}
+    duplicates = {"tasks": [GOOD["tasks"][1], GOOD["tasks"][1]]}
     with pytest.raises(InvalidRequest, match="the same id"):
-        read(json.dumps(twice))
+        read_answer(json.dumps(duplicates))
     with pytest.raises(InvalidRequest, match="at most 3"):
-        read(json.dumps(GOOD), most=3)
+        read_answer(json.dumps(GOOD), max_tasks=3)
 
 
 IDS = st.sampled_from(["a", "b", "c", "d", ""])
@@ -127,7 +127,7 @@ ANY = st.one_of(
 @given(ANY)
 def test_every_answer_is_a_complete_plan_or_an_error(answer: Any) -> None:
     try:
-        tasks = read(json.dumps(answer))
+        tasks = read_answer(json.dumps(answer))
     except InvalidRequest:
         return
     check_plan(tasks, 8)
@@ -135,9 +135,9 @@ def test_every_answer_is_a_complete_plan_or_an_error(answer: Any) -> None:
 
 
 def test_the_request_to_the_architects_numbers_the_criteria() -> None:
-    requested = design_request(STORY, TaskId("design-1"), "plan-1", seats=3, max_tasks=8)
-    assert "1. is CSV\n2. is quick" in requested.description
-    assert (requested.role, requested.num_agents, requested.about_text, requested.story_id) == (
+    request = design_request(STORY, TaskId("design-1"), "plan-1", seats=3, max_tasks=8)
+    assert "1. is CSV\n2. is quick" in request.description
+    assert (request.role, request.num_agents, request.about_text, request.story_id) == (
         "architect",
         3,
         True,

@@ -1,5 +1,5 @@
-"""Several processes work on the same stories: each step is done once, and what one leaves another
-goes on with.
+"""Several processes work on the same stories: each step is done once, and another process continues
+after one has ended.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from moothall.domain.event import Channel, Event, EventType
-from support.working import A, App, B, open_app, won
+from support.working import A, App, B, open_app, proven_outcome
 
 ONCE = (
     EventType.PLAN_DERIVED,
@@ -25,18 +25,18 @@ async def app() -> App:
     return await open_app()
 
 
-async def recorded(app: App) -> list[Event]:
-    return [one.event async for one in app.bus.replay((Channel.STORIES.all,))]
+async def recorded_events(app: App) -> list[Event]:
+    return [item.event async for item in app.bus.replay((Channel.STORIES.all,))]
 
 
 async def to_done(app: App) -> None:
     """Bring the story from backlog to its delivery."""
     await app.to_test()
-    await app.requested(2)
-    await app.deliberations.decide(won(app.story_id, B))
-    await app.stands("test", "checked")
+    await app.wait_for_request(2)
+    await app.deliberations.decide(proven_outcome(app.story_id, B))
+    await app.wait_until("test", "checked")
     await app.move("accept_test", "accept")
-    await app.stands("done")
+    await app.wait_until("done")
 
     async def is_delivered() -> bool:
         return (await app.card()).delivery is not None
@@ -49,10 +49,10 @@ async def test_each_step_of_a_story_is_done_by_one_of_three_processes(app: App) 
         for _ in range(3):
             await stack.enter_async_context(app.working())
         await to_done(app)
-    done = Counter(event.type for event in await recorded(app))
-    assert [done[kind] for kind in ONCE] == [1] * len(ONCE)
-    assert len(app.deliberations.known()) == 2
-    assert len(app.lands.requested) == 1, "what is delivered outside is delivered once"
+    counts = Counter(event.type for event in await recorded_events(app))
+    assert [counts[kind] for kind in ONCE] == [1] * len(ONCE)
+    assert len(app.deliberations.task_ids()) == 2
+    assert len(app.lands.deliveries) == 1, "a commit is delivered once"
 
 
 async def test_a_plan_interrupted_in_one_process_is_finished_by_another(
@@ -61,12 +61,12 @@ async def test_a_plan_interrupted_in_one_process_is_finished_by_another(
     async with app.working():
         async with app.working():
             await app.move("refine", "submit")
-            await app.stands("design", "planned")
+            await app.wait_until("design", "planned")
             await app.move("accept_design")
-            task = await app.requested(1)
+            task = await app.wait_for_request(1)
         await app.deliberations.decide(
-            won(task.task_id, A)
-        )  # one of the two is gone, whichever had it
-        await app.stands("test")
-        await app.requested(2)
-    assert len(app.deliberations.known()) == 2
+            proven_outcome(task.task_id, A)
+        )  # either of the two has ended
+        await app.wait_until("test")
+        await app.wait_for_request(2)
+    assert len(app.deliberations.task_ids()) == 2

@@ -1,4 +1,4 @@
-"""The board: a story's state is its log folded, and of two moves at once one wins."""
+"""The board: the state of a story is folded from its log, and one of two concurrent moves wins."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class Meeting(MemoryBus):
         await self.arrive()
         async with self._met:
             await self._met.wait_for(lambda: self._there >= self.expected)
-        made = await super().create(event, after_seq)
+        created = await super().create(event, after_seq)
         if self.lose:
             raise AlreadyExists("it was sent again")
-        return made
+        return created
 
 
 @pytest.fixture
@@ -86,13 +86,13 @@ async def test_a_story_is_created_once(board: Board) -> None:
 
 
 @pytest.mark.parametrize(
-    ("draft", "rigor", "output_text"),
+    ("draft", "rigor", "message"),
     [(StoryDraft(), "", "has no title"), (DRAFT, "L9", "allowed are L0, L1, L2, L3")],
 )
 async def test_errors_are_reported(
-    board: Board, draft: StoryDraft, rigor: str, output_text: str
+    board: Board, draft: StoryDraft, rigor: str, message: str
 ) -> None:
-    with pytest.raises(InvalidRequest, match=output_text):
+    with pytest.raises(InvalidRequest, match=message):
         await board.create(draft, LOCAL, key="1", rigor=rigor)
 
 
@@ -123,14 +123,14 @@ async def test_an_operator_without_other_roles_can_stop_a_story(
 
 async def test_another_tenant_can_neither_see_nor_move_a_story(board: Board) -> None:
     story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
-    for requested in (board.card(story_id, EVE), board.move(story_id, "refine", EVE)):
+    for foreign_call in (board.card(story_id, EVE), board.move(story_id, "refine", EVE)):
         with pytest.raises(NotFound):
-            await requested
+            await foreign_call
     assert await board.cards(EVE) == []
 
 
 class Reading(MemoryBus):
-    """A bus that counts what is read of all stories, and holds it while it is not `let`."""
+    """A bus that counts reads of the stories, and blocks them until `let` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,18 +153,18 @@ class Reading(MemoryBus):
 async def test_the_board_is_cached_and_new_events_are_read_once_for_all_callers() -> None:
     bus = Reading()
     board = Board(bus)
-    made = [await board.create(DRAFT, LOCAL, key=str(number)) for number in range(5)]
+    cards = [await board.create(DRAFT, LOCAL, key=str(number)) for number in range(5)]
     await board.create(DRAFT, EVE, key="theirs")
-    assert await board.cards(LOCAL) == sorted(made, key=lambda card: card.story.id)
+    assert await board.cards(LOCAL) == sorted(cards, key=lambda card: card.story.id)
     assert [card.story.id for card in await board.cards(EVE)] not in [
-        [card.story.id] for card in made
+        [card.story.id] for card in cards
     ]
     read = bus.given
-    await board.move(made[0].story.id, "refine", LOCAL)
-    shown = await asyncio.gather(*(board.cards(LOCAL) for _ in range(20)))
+    await board.move(cards[0].story.id, "refine", LOCAL)
+    boards = await asyncio.gather(*(board.cards(LOCAL) for _ in range(20)))
     assert bus.given - read == 3  # the first event twice, and the move
-    assert shown == [await Board(bus).cards(LOCAL)] * 20
-    assert group_by_state(shown[0])["draft"][0].story.id == made[0].story.id
+    assert boards == [await Board(bus).cards(LOCAL)] * 20
+    assert group_by_state(boards[0])["draft"][0].story.id == cards[0].story.id
 
 
 async def test_a_caller_during_a_read_sees_everything_recorded_before_the_call() -> None:
@@ -172,15 +172,18 @@ async def test_a_caller_during_a_read_sees_everything_recorded_before_the_call()
     board = Board(bus)
     await board.create(DRAFT, LOCAL, key="1")
     bus.let.clear()
-    first, gone = asyncio.create_task(board.cards(LOCAL)), asyncio.create_task(board.cards(LOCAL))
+    first, cancelled = (
+        asyncio.create_task(board.cards(LOCAL)),
+        asyncio.create_task(board.cards(LOCAL)),
+    )
     await asyncio.sleep(0)
     late = await Board(bus).create(DRAFT, LOCAL, key="2")
-    requested = asyncio.create_task(board.cards(LOCAL))
+    reading = asyncio.create_task(board.cards(LOCAL))
     await asyncio.sleep(0)
-    first.cancel()  # it was the one that read
-    gone.cancel()
+    first.cancel()  # its read served both callers
+    cancelled.cancel()
     bus.let.set()
-    assert late.story.id in {card.story.id for card in await requested}
+    assert late.story.id in {card.story.id for card in await reading}
 
 
 async def test_a_pruned_log_rebuilds_the_board() -> None:
@@ -206,10 +209,10 @@ async def test_one_of_two_simultaneous_transitions_wins_and_the_other_gets_the_n
         board.move(story_id, "shelve", LOCAL),
         return_exceptions=True,
     )
-    (lost,) = [end for end in ends if isinstance(end, ConcurrentUpdate)]
+    (conflict,) = [end for end in ends if isinstance(end, ConcurrentUpdate)]
     stands = (await board.card(story_id, LOCAL)).position.state
     assert stands in {"design", "backlog"}
-    assert f"is in {stands} now" in lost.message
+    assert f"is in {stands} now" in conflict.message
 
 
 async def test_a_transition_whose_ack_was_lost_is_recorded(board: Board, bus: Meeting) -> None:
@@ -279,8 +282,8 @@ async def test_comments_on_a_story_are_stored_and_shown_in_order(board: Board) -
     await board.comment(story_id, "soon, please", LOCAL, key="a")
     await board.comment(story_id, "soon, please", LOCAL, key="a")
     await board.move(story_id, "refine", LOCAL, comment="now")
-    received = await board.history(story_id, LOCAL)
-    assert [event.data.get("comment") for event in received] == [None, "soon, please", "now"]
+    history = await board.history(story_id, LOCAL)
+    assert [event.data.get("comment") for event in history] == [None, "soon, please", "now"]
     with pytest.raises(NotFound):
         await board.history(story_id, Principal("eve", "elsewhere"))
     with pytest.raises(NotFound):
@@ -298,9 +301,9 @@ async def test_a_story_can_be_edited_in_backlog_and_draft(board: Board) -> None:
     assert (edited.draft, edited.position.rigor, edited.story.repository) == (shorter, "L0", None)
     assert edited.position.points < card.position.points
     await board.move(card.story.id, "refine", LOCAL)
-    again = await board.update(card.story.id, DRAFT, LOCAL, repository="repo")
-    assert (again.draft, again.position.state) == (DRAFT, "draft")
-    assert again == next(iter(await board.cards(LOCAL)))
+    redrafted = await board.update(card.story.id, DRAFT, LOCAL, repository="repo")
+    assert (redrafted.draft, redrafted.position.state) == (DRAFT, "draft")
+    assert redrafted == next(iter(await board.cards(LOCAL)))
 
 
 async def test_an_edit_of_an_older_version_is_refused(board: Board, bus: Meeting) -> None:

@@ -1,4 +1,4 @@
-"""What the story coach finds."""
+"""The findings of the story coach."""
 
 from __future__ import annotations
 
@@ -99,10 +99,10 @@ def test_a_missing_part_costs_points_and_its_finding_describes_it(
     draft = StoryDraft(
         **{"title": GOOD.title, "description": GOOD.description, "ac": GOOD.ac} | changed  # type: ignore[arg-type]
     )
-    found = score(draft)
-    (finding,) = [item for item in found.findings if item.code == code]
+    result = score(draft)
+    (finding,) = [item for item in result.findings if item.code == code]
     assert words in finding.message
-    assert found.total == 100 - sum(item.weight for item in found.findings)
+    assert result.total == 100 - sum(item.weight for item in result.findings)
 
 
 def test_each_improved_criterion_raises_the_score() -> None:
@@ -124,7 +124,7 @@ def test_placeholders_do_not_count_as_criteria() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("Given a, when b, then c", True),
         ("GIVEN a\nWHEN b\nTHEN c", True),
@@ -135,8 +135,8 @@ def test_placeholders_do_not_count_as_criteria() -> None:
         ("", False),
     ],
 )
-def test_gherkin_is_recognised_by_its_keywords_in_order(text: str, found: bool) -> None:  # noqa: FBT001 - a table's column
-    assert is_gherkin(text) is found
+def test_gherkin_is_recognised_by_its_keywords_in_order(text: str, expected: bool) -> None:  # noqa: FBT001 - a table's column
+    assert is_gherkin(text) is expected
 
 
 def test_steps_on_separate_lines_are_one_criterion() -> None:
@@ -170,7 +170,7 @@ def test_a_too_long_story_is_refused_with_the_limit(draft: StoryDraft) -> None:
 
 @given(DRAFTS)
 def test_any_text_has_a_score_explained_by_its_findings(draft: StoryDraft) -> None:
-    found = score(draft)
-    assert 0 <= found.total <= 100
-    assert found.total == 100 - sum(item.weight for item in found.findings)
+    result = score(draft)
+    assert 0 <= result.total <= 100
+    assert result.total == 100 - sum(item.weight for item in result.findings)
     assert check(check(draft)) == check(draft)

@@ -1,5 +1,5 @@
-"""Comments on lines and messages to seats, through any API; a deliberation service and a bus in
-memory.
+"""Comments on lines and messages to seats, for every API; an in-memory deliberation service and
+bus.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OTHER = "--- a/v.py\n+++ b/v.py\n@@ -0,0 +1 @@\n+only\n"
 
 
 class App:
-    """A story with a task that is decided, and who says something of it."""
+    """A story with a decided task, and a user who comments on it."""
 
     def __init__(self) -> None:
         self.bus, self.deliberations = MemoryBus(), MemoryDeliberations()
@@ -52,7 +52,7 @@ class App:
             Outcome(task_id, DeliberationStatus.COMPLETED, story_id=self.story, results=results)
         )
 
-    async def say(self, place: Spot, text: str = "Not so.", key: str = "k") -> None:
+    async def comment(self, place: Spot, text: str = "Not so.", key: str = "k") -> None:
         await remark(self.board, self.deliberations, self.story, text, LOCAL, place=place, key=key)
 
     async def remarks(self) -> tuple[LineComment, ...]:
@@ -61,9 +61,9 @@ class App:
 
 @pytest.fixture
 async def app() -> App:
-    found = App()
-    await found.built()
-    return found
+    new_app = App()
+    await new_app.built()
+    return new_app
 
 
 async def test_a_line_is_identified_by_file_and_number_before_or_after_the_change(app: App) -> None:
@@ -74,12 +74,9 @@ async def test_a_line_is_identified_by_file_and_number_before_or_after_the_chang
             Spot("v.py", 1, task_id="task-1", rank=2),
         )
     ):
-        await app.say(place, key=str(key))
-    await app.say(Spot("u.py", 2, task_id="task-1"), key="0")  # sent twice, stored once
-    assert [
-        (output_text.path, output_text.line, output_text.quoted)
-        for output_text in await app.remarks()
-    ] == [
+        await app.comment(place, key=str(key))
+    await app.comment(Spot("u.py", 2, task_id="task-1"), key="0")  # sent twice, stored once
+    assert [(comment.path, comment.line, comment.quoted) for comment in await app.remarks()] == [
         ("u.py", 2, "+new"),
         ("u.py", 2, "-old"),
         ("v.py", 1, "+only"),
@@ -90,15 +87,15 @@ async def test_without_a_task_a_comment_refers_to_the_last_check_of_the_whole_st
     app: App,
 ) -> None:
     with pytest.raises(InvalidRequest, match="was not checked as a whole yet: name the task"):
-        await app.say(Spot("u.py", 2))
+        await app.comment(Spot("u.py", 2))
     data = {"story_id": app.story, "status": "passed", "task_id": "task-1", "moved": ""}
     await app.bus.publish(write(EventType.STORY_CHECKED, app.story, data))
-    await app.say(Spot("u.py", 2))
-    assert [output_text.task_id for output_text in await app.remarks()] == ["task-1"]
+    await app.comment(Spot("u.py", 2))
+    assert [comment.task_id for comment in await app.remarks()] == ["task-1"]
 
 
 @pytest.mark.parametrize(
-    ("place", "output_text"),
+    ("place", "message"),
     [
         (Spot("x.py", 1), "the diff changes u.py"),
         (Spot("u.py", 9), "no such line 9 of that file in the diff; it shows 1 to 2"),
@@ -112,10 +109,10 @@ async def test_without_a_task_a_comment_refers_to_the_last_check_of_the_whole_st
     ],
 )
 async def test_an_invalid_line_of_the_diff_is_refused_with_a_message(
-    app: App, place: Spot, output_text: str
+    app: App, place: Spot, message: str
 ) -> None:
-    with pytest.raises(InvalidRequest, match=output_text):
-        await app.say(replace(place, task_id="task-1"))
+    with pytest.raises(InvalidRequest, match=message):
+        await app.comment(replace(place, task_id="task-1"))
     assert await app.remarks() == ()
 
 
@@ -134,10 +131,10 @@ async def test_foreign_stories_and_tasks_are_not_found_and_a_task_of_another_sto
             key="k",
         )
     with pytest.raises(NotFound):
-        await app.say(Spot("u.py", 2, task_id="task-9"))
+        await app.comment(Spot("u.py", 2, task_id="task-9"))
     app.story = (await app.board.create(StoryDraft("Another", "", ()), LOCAL, key="2")).story.id
     with pytest.raises(InvalidRequest, match="task task-1 is not of story"):
-        await app.say(Spot("u.py", 2, task_id="task-1"))
+        await app.comment(Spot("u.py", 2, task_id="task-1"))
 
 
 async def test_only_people_with_a_role_steer_seats(app: App) -> None:

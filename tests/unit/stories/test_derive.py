@@ -20,7 +20,7 @@ STORY = Story(
 )
 
 
-def derived(
+def derive_tasks(
     roles: list[str], strategy: Strategy = PLAIN, story: Story = STORY, tenant: str = "local"
 ) -> tuple[AtomicTask, ...]:
     return derive(story, "plan-1", roles, strategy, tenant=tenant, max_tasks=64, chars=20_000)
@@ -38,20 +38,20 @@ counts = st.integers(0, 4)
     st.lists(st.text(min_size=1, max_size=5), max_size=6),
 )
 def test_derived_tasks_are_acyclic_ordered_and_deterministic(
-    requested: list[str],
+    requested_roles: list[str],
     parallel: bool,  # noqa: FBT001 - drawn
     per_role: int,
     random: object,
     ac: list[str],
 ) -> None:
-    there = sort_roles(requested, ())
-    order = list(there)
+    sorted_roles = sort_roles(requested_roles, ())
+    order = list(sorted_roles)
     random.shuffle(order)  # type: ignore[attr-defined]
     strategy = Strategy(parallel, tuple(order), per_role)
     story = Story("story-1", "t", "b", tuple(ac))
-    tasks = derived(requested, strategy, story)
+    tasks = derive_tasks(requested_roles, strategy, story)
     check_plan(tasks, 64)
-    assert tasks == derived(requested, strategy, story)
+    assert tasks == derive_tasks(requested_roles, strategy, story)
     assert [task.priority for task in tasks] == list(range(1, len(tasks) + 1))
     by_id = {task.task_id: task for task in tasks}
     assert list(dict.fromkeys(task.role for task in tasks)) == order
@@ -70,25 +70,31 @@ def test_derived_tasks_are_acyclic_ordered_and_deterministic(
 
 
 def test_the_built_in_order_puts_design_before_code_before_tests() -> None:
-    assert [task.role for task in derived(["QA", "DEV", "ARCHITECT"])] == ["architect", "dev", "qa"]
-    assert [task.role for task in derived([])] == ["architect", "dev", "qa"]
+    assert [task.role for task in derive_tasks(["QA", "DEV", "ARCHITECT"])] == [
+        "architect",
+        "dev",
+        "qa",
+    ]
+    assert [task.role for task in derive_tasks([])] == ["architect", "dev", "qa"]
 
 
 def test_tasks_are_sequential_or_parallel() -> None:
-    one, two, three, test = derived(["dev", "qa"], Strategy(per_role=3))[:4]
-    assert [one.dependencies, two.dependencies, three.dependencies] == [
-        (),
-        (one.task_id,),
-        (two.task_id,),
+    first_task, second_task, third_task, test = derive_tasks(["dev", "qa"], Strategy(per_role=3))[
+        :4
     ]
-    assert test.dependencies == (three.task_id,)
-    a, b, c, d = derived(["dev", "qa"], Strategy(parallel=True, per_role=3))[:4]
+    assert [first_task.dependencies, second_task.dependencies, third_task.dependencies] == [
+        (),
+        (first_task.task_id,),
+        (second_task.task_id,),
+    ]
+    assert test.dependencies == (third_task.task_id,)
+    a, b, c, d = derive_tasks(["dev", "qa"], Strategy(parallel=True, per_role=3))[:4]
     assert a.dependencies == b.dependencies == c.dependencies == ()
     assert d.dependencies == (a.task_id, b.task_id, c.task_id)
 
 
 def test_text_tasks_get_no_repository_and_code_tasks_do() -> None:
-    design, code = derived(["architect", "dev"])
+    design, code = derive_tasks(["architect", "dev"])
     assert design.repository is None
     assert code.repository == RepositoryRef(id="repo")
     assert "Greet" in code.description
@@ -96,12 +102,12 @@ def test_text_tasks_get_no_repository_and_code_tasks_do() -> None:
 
 
 def test_tasks_of_two_tenants_have_different_ids() -> None:
-    mine, hers = derived(["dev"]), derived(["dev"], tenant="elsewhere")
+    mine, hers = derive_tasks(["dev"]), derive_tasks(["dev"], tenant="elsewhere")
     assert {task.task_id for task in mine}.isdisjoint(task.task_id for task in hers)
 
 
 @pytest.mark.parametrize(
-    ("requested", "strategy", "wanted"),
+    ("requested_roles", "strategy", "message"),
     [
         (["wizard"], Strategy(), "unknown role 'wizard'; the roles are dev, qa"),
         (["dev", "qa"], Strategy(order=("dev", "qa", "dev")), "has a cycle: dev → qa → dev"),
@@ -111,10 +117,10 @@ def test_tasks_of_two_tenants_have_different_ids() -> None:
     ],
 )
 def test_errors_of_a_derivation_are_named(
-    requested: list[str], strategy: Strategy, wanted: str
+    requested_roles: list[str], strategy: Strategy, message: str
 ) -> None:
-    with pytest.raises(InvalidRequest, match=wanted):
-        derived(requested, strategy)
+    with pytest.raises(InvalidRequest, match=message):
+        derive_tasks(requested_roles, strategy)
 
 
 def test_the_number_of_tasks_in_a_plan_is_limited() -> None:
@@ -134,7 +140,7 @@ A, B = TaskId("a"), TaskId("b")
 
 
 @pytest.mark.parametrize(
-    ("tasks", "wanted"),
+    ("tasks", "message"),
     [
         (
             [AtomicTask(A, "dev", "x", (B,)), AtomicTask(B, "dev", "x", (A,))],
@@ -146,6 +152,6 @@ A, B = TaskId("a"), TaskId("b")
         ([AtomicTask(A, "wizard", "x")], "unknown role"),
     ],
 )
-def test_a_plan_from_the_bus_is_validated(tasks: list[AtomicTask], wanted: str) -> None:
-    with pytest.raises(InvalidRequest, match=wanted):
+def test_a_plan_from_the_bus_is_validated(tasks: list[AtomicTask], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         check_plan(tasks, 64)

@@ -22,9 +22,9 @@ new file mode 100644
 
 
 def test_each_line_has_its_kind_and_position() -> None:
-    found = read_diff(DIFF)
-    assert [line.text for line in found] == DIFF.splitlines()
-    assert [line for line in found if line.kind != "place"] == [
+    lines = read_diff(DIFF)
+    assert [line.text for line in lines] == DIFF.splitlines()
+    assert [line for line in lines if line.kind != "place"] == [
         DiffLine("same", " same", "src/a.py", 3, 3),
         DiffLine("removed", "-old", "src/a.py", 4),
         DiffLine("added", "+new", "src/a.py", 4),
@@ -67,7 +67,7 @@ def test_git_headers_are_described_in_words() -> None:
         "@@ -4 +0,0 @@\n-gone\n\\ No newline at end of file\n"
         "diff --git a/l b/l\nnew file mode 120000\n"
     )
-    moved, image, gone, link = read_files(diff)
+    moved, image, deleted, link = read_files(diff)
     assert moved.notes == ("mode 755", "renamed from old.py")
     assert [line.caption for _, line in moved.lines if line.kind == "place"] == [
         "Line 9 · def f():"
@@ -76,8 +76,8 @@ def test_git_headers_are_described_in_words() -> None:
         "+new file mode 100644"
     ], "inside a hunk it is a line"
     assert (image.notes, image.lines) == (("new", "binary"), ())
-    assert gone.notes == ("deleted",)
-    assert [line.caption for _, line in gone.lines if line.kind == "place"] == [
+    assert deleted.notes == ("deleted",)
+    assert [line.caption for _, line in deleted.lines if line.kind == "place"] == [
         "Line 4",
         "No newline at the end of the file",
     ]

@@ -1,4 +1,4 @@
-"""The life cycle of a story: the table, its guards, and that nothing gets around them."""
+"""The life cycle of a story: the transition table and its conditions, which nothing bypasses."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ WAY = [
 
 
 def test_a_story_goes_from_backlog_to_done() -> None:
-    stand, seen = StoryPosition(lifecycle().start, points=100), []
+    position, states = StoryPosition(lifecycle().start, points=100), []
     for event, role, fact in WAY:
         if fact:
             with pytest.raises(Blocked):
-                decide(stand, event, [role])
-            stand = stand.record(fact)  # type: ignore[arg-type]
-        stand = decide(stand, event, [role])
-        seen.append(stand.state)
-    assert seen == ["draft", "design", "build", "test", "docs", "done"]
+                decide(position, event, [role])
+            position = position.record(fact)  # type: ignore[arg-type]
+        position = decide(position, event, [role])
+        states.append(position.state)
+    assert states == ["draft", "design", "build", "test", "docs", "done"]
     with pytest.raises(InvalidRequest, match="the story has ended"):
-        decide(stand, "accept", ["po"])
+        decide(position, "accept", ["po"])
     with pytest.raises(Refused):
-        decide(stand.record("failed"), "reopen", ["po"])
+        decide(position.record("failed"), "reopen", ["po"])
     with pytest.raises(Blocked, match="still merges with the base"):
-        decide(stand, "reopen", ["system"])
-    assert decide(stand.record("failed"), "reopen", ["system"]).state == "build"
+        decide(position, "reopen", ["system"])
+    assert decide(position.record("failed"), "reopen", ["system"]).state == "build"
 
 
 @pytest.mark.parametrize(("rigor", "points"), [("L0", 50), ("L1", 75), ("L2", 85), ("L3", 90)])
@@ -64,7 +64,7 @@ def test_a_draft_needs_the_points_of_its_rigor_level(rigor: str, points: int) ->
 
 
 @pytest.mark.parametrize(
-    ("state", "event", "roles", "error", "output_text"),
+    ("state", "event", "roles", "error", "message"),
     [
         (
             "draft",
@@ -85,51 +85,56 @@ def test_a_draft_needs_the_points_of_its_rigor_level(rigor: str, points: int) ->
     ],
 )
 def test_a_refused_transition_names_what_is_missing(
-    state: str, event: str, roles: list[str], error: type[Permanent], output_text: str
+    state: str, event: str, roles: list[str], error: type[Permanent], message: str
 ) -> None:
-    with pytest.raises(error, match=output_text):
+    with pytest.raises(error, match=message):
         decide(StoryPosition(state, points=100), event, roles)
 
 
 def test_evidence_is_valid_only_in_its_state() -> None:
-    stand = decide(
+    position = decide(
         StoryPosition("design", points=100).record("planned"), "accept_design", ["architect"]
     )
-    stand = decide(stand.record("built"), "build", ["system"])
-    stand = decide(stand.record("checked"), "reject_test", ["qa"])
+    position = decide(position.record("built"), "build", ["system"])
+    position = decide(position.record("checked"), "reject_test", ["qa"])
     with pytest.raises(Blocked, match="not all done"):
-        decide(stand, "build", ["system"])
+        decide(position, "build", ["system"])
 
 
 @given(STEPS)
 def test_no_sequence_reaches_an_undefined_state_or_skips_required_evidence(
     steps: list[tuple[str, object, set[str]]],
 ) -> None:
-    table, stand = lifecycle(), StoryPosition(lifecycle().start)
-    since: set[object] = set()  # what was recorded since the state was entered
-    for kind, what, roles in steps:
+    table, position = lifecycle(), StoryPosition(lifecycle().start)
+    since: set[object] = set()  # facts recorded since the state was entered
+    for kind, value, roles in steps:
         if kind == "fact":
-            stand = stand.record(what)  # type: ignore[arg-type]
-            since.add(what)
+            position = position.record(value)  # type: ignore[arg-type]
+            since.add(value)
         elif kind == "points":
-            stand = StoryPosition(stand.state, stand.rigor, int(str(what)), stand.facts)
+            position = StoryPosition(
+                position.state, position.rigor, int(str(value)), position.facts
+            )
         else:
-            before = stand
+            position_before = position
             try:
-                stand = decide(stand, str(what), roles)
+                position = decide(position, str(value), roles)
             except Permanent:
-                assert stand == before
+                assert position == position_before
                 continue
             (line,) = [
                 item
                 for item in table.transitions
-                if (item.source, item.event) == (before.state, what)
+                if (item.source, item.event) == (position_before.state, value)
             ]
             assert set(line.by) & roles
             assert {need for need in line.needs if need != "ready"} <= since
-            assert "ready" not in line.needs or before.points >= table.ready[before.rigor]
+            assert (
+                "ready" not in line.needs
+                or position_before.points >= table.ready[position_before.rigor]
+            )
             since = set()
-        assert stand.state in table.order
+        assert position.state in table.order
 
 
 @pytest.mark.parametrize(
@@ -144,16 +149,16 @@ def test_no_sequence_reaches_an_undefined_state_or_skips_required_evidence(
     ],
 )
 def test_an_invalid_table_is_refused(changed: dict[str, object]) -> None:
-    whole = {
+    valid_table = {
         "start": "backlog",
         "end": ["done"],
         "ready": {},
         "roles": {},
         "transitions": [{"event": "a", "from": "backlog", "to": "done", "by": ["po"]}],
     }
-    Lifecycle.model_validate(whole)
+    Lifecycle.model_validate(valid_table)
     with pytest.raises(ValidationError):
-        Lifecycle.model_validate(whole | changed)
+        Lifecycle.model_validate(valid_table | changed)
 
 
 def test_people_can_advance_a_story_or_send_it_back() -> None:

@@ -1,5 +1,5 @@
-"""Notes of a story: recorded once, together or not at all, at the version that was seen, by who
-may, without secrets.
+"""Notes of a story: recorded once and atomically, at the expected version, by permitted users,
+without secrets.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AT = "2026-01-31T12:00:00Z"
 
 
 class Lossy(MemoryBus):
-    """A bus that records an event and loses the ack, where `loses`."""
+    """A bus that records an event and, if `loses` is set, loses the ack."""
 
     loses = False
 
@@ -84,10 +84,10 @@ async def test_notes_are_created_changed_and_deleted(note_board: NoteBoard) -> N
         NoteChange("update", "decision", "format", '{ "text":"old format" }')
     )
     assert (back.version, back.hash) == (3, first.hash), "the same content has the same hash"
-    gone = await note_board.note(
+    deletion = await note_board.note(
         NoteChange("delete", "decision", "format"), NoteChange("delete", "task", "none")
     )
-    assert (gone.version, gone.warnings) == (4, ("task none: there is none to delete",))
+    assert (deletion.version, deletion.warnings) == (4, ("task none: there is none to delete",))
 
 
 async def test_a_repeated_request_is_recorded_once(note_board: NoteBoard) -> None:
@@ -100,8 +100,8 @@ async def test_a_repeated_request_is_recorded_once(note_board: NoteBoard) -> Non
         True,
     )
     await note_board.note(DECIDED)
-    again = await note_board.note(DECIDED)
-    assert (again.version, again.warnings, await note_board.recorded()) == (
+    repeated = await note_board.note(DECIDED)
+    assert (repeated.version, repeated.warnings, await note_board.recorded()) == (
         3,
         ("all was so already: nothing was changed",),
         3,
@@ -123,12 +123,14 @@ async def test_one_of_two_writers_with_the_same_version_gets_a_conflict(
     ends = await asyncio.gather(
         *(note_board.note(change, expected=0) for change in changes), return_exceptions=True
     )
-    (lost,) = (end for end in ends if isinstance(end, ConcurrentUpdate))
-    assert "at version 1, and you expected 0" in lost.message
-    both = await asyncio.gather(
+    (conflict,) = (end for end in ends if isinstance(end, ConcurrentUpdate))
+    assert "at version 1, and you expected 0" in conflict.message
+    unversioned = await asyncio.gather(
         *(note_board.note(replace(DECIDED, entity_id=name)) for name in ("three", "four"))
     )
-    assert sorted(noted.version for noted in both) == [2, 3], "without a version both are recorded"
+    assert sorted(noted.version for noted in unversioned) == [2, 3], (
+        "without a version both are recorded"
+    )
 
 
 async def test_changes_are_recorded_together_or_not_at_all(note_board: NoteBoard) -> None:
@@ -156,7 +158,7 @@ async def test_secrets_are_removed_and_the_removal_is_reported(note_board: NoteB
 
 
 @pytest.mark.parametrize(
-    ("change", "role", "kind", "output_text"),
+    ("change", "role", "kind", "message"),
     [
         (
             replace(DECIDED, entity_type="comment"),
@@ -194,9 +196,9 @@ async def test_invalid_notes_are_refused(
     change: NoteChange,
     role: str,
     kind: type[MoothallError],
-    output_text: str,
+    message: str,
 ) -> None:
-    with pytest.raises(kind, match=output_text):
+    with pytest.raises(kind, match=message):
         await note_board.note(change, role=role)
     assert await note_board.recorded() == 0
 
@@ -217,9 +219,9 @@ async def test_notes_for_the_product_owner_or_another_tenants_story_are_refused(
 
 
 async def test_a_note_changes_no_state_of_a_story(note_board: NoteBoard) -> None:
-    before = await Board(note_board.bus).card(note_board.story_id, LOCAL)
+    card_before = await Board(note_board.bus).card(note_board.story_id, LOCAL)
     await note_board.note(
         replace(DECIDED, payload='{"title": "x", "to_state": "done", "decision": "approved"}')
     )
-    after = await Board(note_board.bus).card(note_board.story_id, LOCAL)
-    assert replace(after, seq=before.seq) == before
+    card_after = await Board(note_board.bus).card(note_board.story_id, LOCAL)
+    assert replace(card_after, seq=card_before.seq) == card_before

@@ -31,19 +31,23 @@ ONE = Outline(id="1", role="dev", description="Write CSV.\n\nIn two steps.", cri
 TWO = Outline(id="2", role="qa", description="Test it.", criteria=(1, 2), after=("1",))
 
 
-def made(*outlines: Outline, story: Story = STORY, most: int = 8) -> tuple[AtomicTask, ...]:
-    return create_tasks(outlines, story, "plan-1", tenant="local", max_tasks=most, chars=10_000)
+def make_tasks(
+    *outlines: Outline, story: Story = STORY, max_tasks: int = 8
+) -> tuple[AtomicTask, ...]:
+    return create_tasks(
+        outlines, story, "plan-1", tenant="local", max_tasks=max_tasks, chars=10_000
+    )
 
 
 @pytest.mark.parametrize(
     "story", [STORY, replace(STORY, ac=()), replace(STORY, title="", brief="")]
 )
 def test_tasks_round_trip_through_the_document(story: Story) -> None:
-    given = tuple(
+    outlines = tuple(
         outline.model_copy(update={"criteria": outline.criteria if story.ac else ()})
         for outline in (ONE, TWO)
     )
-    assert to_outlines(made(*given, story=story), story) == given
+    assert to_outlines(make_tasks(*outlines, story=story), story) == outlines
 
 
 def test_tasks_derived_by_roles_can_be_shown_and_edited_as_a_document() -> None:
@@ -56,18 +60,18 @@ def test_tasks_derived_by_roles_can_be_shown_and_edited_as_a_document() -> None:
         max_tasks=8,
         chars=10_000,
     )
-    found = to_outlines(tasks, STORY)
-    assert [(one.role, one.criteria, one.after) for one in found] == [
+    outlines = to_outlines(tasks, STORY)
+    assert [(outline.role, outline.criteria, outline.after) for outline in outlines] == [
         ("dev", (1,), ()),
         ("dev", (2,), ("1",)),
         ("qa", (1,), ("2",)),
         ("qa", (2,), ("3",)),
     ]
     assert (
-        found[0].description
+        outlines[0].description
         == "Implement this story: working code, the smallest change that does it."
     )
-    assert "As a clerk" in made(*found)[0].description
+    assert "As a clerk" in make_tasks(*outlines)[0].description
 
 
 @given(
@@ -83,7 +87,7 @@ def test_tasks_derived_by_roles_can_be_shown_and_edited_as_a_document() -> None:
 def test_any_document_round_trips_through_tasks(
     parts: list[tuple[str, str, set[int]]],
 ) -> None:
-    given = [
+    outlines = [
         Outline(
             id=str(number),
             role=role,
@@ -93,13 +97,13 @@ def test_any_document_round_trips_through_tasks(
         )
         for number, (role, words, criteria) in enumerate([*parts, ("dev", "a", {1, 2})], 1)
     ]
-    tasks = made(*given)
+    tasks = make_tasks(*outlines)
     check_plan(tasks, 8)
-    assert list(to_outlines(tasks, STORY)) == given
+    assert list(to_outlines(tasks, STORY)) == outlines
 
 
 @pytest.mark.parametrize(
-    ("outlines", "output_text"),
+    ("outlines", "message"),
     [
         ((ONE,), "no task fulfils criterion 2: is quick"),
         (
@@ -115,20 +119,20 @@ def test_any_document_round_trips_through_tasks(
         ((ONE, TWO.model_copy(update={"role": "boss"})), "unknown role 'boss'; the roles are"),
     ],
 )
-def test_incomplete_data_is_reported(outlines: tuple[Outline, ...], output_text: str) -> None:
-    with pytest.raises(InvalidRequest, match=output_text):
-        made(*outlines)
+def test_incomplete_data_is_reported(outlines: tuple[Outline, ...], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        make_tasks(*outlines)
     with pytest.raises(InvalidRequest, match="there are 2 tasks; at most 1"):
-        made(ONE, TWO, most=1)
+        make_tasks(ONE, TWO, max_tasks=1)
 
 
 @pytest.mark.parametrize(
-    "output_text",
+    "document",
     ["", "[]", "{}", '{"plan_id": "p", "tasks": [{"id": ""}]}', '{"plan_id": 1, "tasks": []}'],
 )
-def test_an_invalid_list_of_tasks_is_refused(output_text: str) -> None:
+def test_an_invalid_list_of_tasks_is_refused(document: str) -> None:
     with pytest.raises(InvalidRequest, match="this is not a list of tasks: "):
-        read_outlines(output_text)
+        read_outlines(document)
 
 
 def test_a_document_is_read_as_it_was_written() -> None:

@@ -90,7 +90,7 @@ async def events(bus: MemoryBus, kind: EventType) -> list[Event]:
     ]
 
 
-def won(task_id: str, role: str, content: str = "", commit: str = "") -> Outcome:
+def won_outcome(task_id: str, role: str, content: str = "", commit: str = "") -> Outcome:
     result = Result(1, f"agent-{role}-001", role, 1.0, ("proven",), True, True, content=content)
     return Outcome(
         task_id,
@@ -109,27 +109,27 @@ async def test_the_tasks_of_a_planned_story_run_in_order(
         answer = await planner.process(MOVED, LOCAL)
         assert answer.processed
         design, code, tests = answer.task_ids
-        await until(lambda: deliberations.known() == [design])
+        await until(lambda: deliberations.task_ids() == [design])
         assert deliberations.request(design).about_text
-        await deliberations.decide(won(design, "architect", "Use a function."))
-        await until(lambda: deliberations.known() == [design, code])
+        await deliberations.decide(won_outcome(design, "architect", "Use a function."))
+        await until(lambda: deliberations.task_ids() == [design, code])
         assert deliberations.request(code).context == "architect: Use a function."
         assert deliberations.request(code).constraints.requirements == ("says hello", "is polite")
         assert (deliberations.request(code).story_id, deliberations.request(code).plan_id) == (
             "story-1",
             "plan-1",
         )
-        await deliberations.decide(won(code, "dev", commit="c0ffee"))
-        await until(lambda: deliberations.known() == [design, code, tests])
+        await deliberations.decide(won_outcome(code, "dev", commit="c0ffee"))
+        await until(lambda: deliberations.task_ids() == [design, code, tests])
         built_on = deliberations.request(tests).repository
         assert built_on is not None
         assert (built_on.id, built_on.ref) == ("repo", "c0ffee")
-        await deliberations.decide(won(tests, "qa", commit="cafe"))
+        await deliberations.decide(won_outcome(tests, "qa", commit="cafe"))
         async with asyncio.timeout(10):
-            while not (ended := await events(bus, EventType.PLAN_FINISHED)):
+            while not (ends := await events(bus, EventType.PLAN_FINISHED)):
                 await asyncio.sleep(0.01)
-    assert ended[0].data["status"] == "completed"
-    assert ended[0].data["tasks"] == dict.fromkeys((design, code, tests), "COMPLETED")
+    assert ends[0].data["status"] == "completed"
+    assert ends[0].data["tasks"] == dict.fromkeys((design, code, tests), "COMPLETED")
 
 
 async def test_a_repeated_event_changes_nothing(
@@ -148,16 +148,16 @@ async def test_tasks_that_depend_on_a_task_without_a_winner_are_skipped(
 ) -> None:
     async with running(bus, deliberations, planner):
         answer = await planner.process(MOVED, LOCAL)
-        await until(deliberations.known)
+        await until(deliberations.task_ids)
         await deliberations.decide(
             Outcome(answer.task_ids[0], DeliberationStatus.COMPLETED, role="architect")
         )
         async with asyncio.timeout(10):
-            while not (ended := await events(bus, EventType.PLAN_FINISHED)):
+            while not (ends := await events(bus, EventType.PLAN_FINISHED)):
                 await asyncio.sleep(0.01)
-    assert ended[0].data["status"] == "failed"
-    assert list(ended[0].data["tasks"].values()) == ["NO_WINNER", "SKIPPED", "SKIPPED"]
-    assert deliberations.known() == [answer.task_ids[0]]
+    assert ends[0].data["status"] == "failed"
+    assert list(ends[0].data["tasks"].values()) == ["NO_WINNER", "SKIPPED", "SKIPPED"]
+    assert deliberations.task_ids() == [answer.task_ids[0]]
 
 
 async def test_the_error_of_a_task_is_recorded_with_the_end_of_its_plan(
@@ -165,18 +165,18 @@ async def test_the_error_of_a_task_is_recorded_with_the_end_of_its_plan(
 ) -> None:
     async with running(bus, deliberations, planner):
         first = (await planner.process(MOVED, LOCAL)).task_ids[0]
-        await until(deliberations.known)
-        gone = Outcome(
+        await until(deliberations.task_ids)
+        failed_outcome = Outcome(
             first,
             DeliberationStatus.FAILED,
             role="architect",
             error_message="the repository is gone",
         )
-        await deliberations.decide(gone)
+        await deliberations.decide(failed_outcome)
         async with asyncio.timeout(10):
-            while not (ended := await events(bus, EventType.PLAN_FINISHED)):
+            while not (ends := await events(bus, EventType.PLAN_FINISHED)):
                 await asyncio.sleep(0.01)
-    assert ended[0].data["why"] == {first: "the repository is gone"}
+    assert ends[0].data["why"] == {first: "the repository is gone"}
 
 
 async def test_a_restarted_planner_continues_from_the_log(
@@ -184,13 +184,13 @@ async def test_a_restarted_planner_continues_from_the_log(
 ) -> None:
     async with running(bus, deliberations, first := Planner(bus, LimitSettings())):
         design, code, tests = (await first.process(MOVED, LOCAL)).task_ids
-        await until(lambda: deliberations.known() == [design])
-    await deliberations.decide(won(design, "architect"))  # while nobody looks
+        await until(lambda: deliberations.task_ids() == [design])
+    await deliberations.decide(won_outcome(design, "architect"))  # while no planner runs
     async with running(bus, deliberations, Planner(bus, LimitSettings())):
-        await until(lambda: deliberations.known() == [design, code])
-        await deliberations.decide(won(code, "dev"))
-        await until(lambda: tests in deliberations.known())
-        await deliberations.decide(won(tests, "qa"))
+        await until(lambda: deliberations.task_ids() == [design, code])
+        await deliberations.decide(won_outcome(code, "dev"))
+        await until(lambda: tests in deliberations.task_ids())
+        await deliberations.decide(won_outcome(tests, "qa"))
         async with asyncio.timeout(10):
             while not await events(bus, EventType.PLAN_FINISHED):
                 await asyncio.sleep(0.01)
@@ -198,7 +198,7 @@ async def test_a_restarted_planner_continues_from_the_log(
     async with running(bus, fresh, Planner(bus, LimitSettings())) as third:
         await until(lambda: third._started)
         await asyncio.sleep(0.05)
-        assert fresh.known() == []
+        assert fresh.task_ids() == []
 
 
 async def test_a_story_transition_from_the_bus_is_planned_too(
@@ -215,10 +215,10 @@ async def test_a_story_transition_from_the_bus_is_planned_too(
     }
     await bus.publish(new_event(EventType.STORY_TRANSITIONED, "story-2", moved))
     async with running(bus, deliberations, planner):
-        await until(deliberations.known)
+        await until(deliberations.task_ids)
     (plan,) = await events(bus, EventType.PLAN_DERIVED)
     assert [task["role"] for task in plan.data["tasks"]] == ["architect", "dev", "qa"]
-    assert deliberations.deliberation(deliberations.known()[0]).principal == "po"
+    assert deliberations.deliberation(deliberations.task_ids()[0]).principal == "po"
 
 
 @pytest.mark.parametrize(
@@ -255,11 +255,11 @@ async def test_a_malformed_event_on_the_bus_is_ignored(
     async with running(bus, deliberations, planner):
         await bus.publish(new_event(kind, "story-1", data))
         answer = await planner.process(replace(MOVED, case_id="story-9"), LOCAL)
-        await until(lambda: deliberations.known() == [answer.task_ids[0]])
+        await until(lambda: deliberations.task_ids() == [answer.task_ids[0]])
 
 
 @pytest.mark.parametrize(
-    ("event", "wanted"),
+    ("event", "message"),
     [
         (
             replace(MOVED, to_state="REVIEW"),
@@ -269,42 +269,42 @@ async def test_a_malformed_event_on_the_bus_is_ignored(
     ],
 )
 async def test_other_events_are_recorded_and_reported_as_no_plan(
-    bus: MemoryBus, planner: Planner, event: PlanningEvent, wanted: str
+    bus: MemoryBus, planner: Planner, event: PlanningEvent, message: str
 ) -> None:
     answer = await planner.process(event, LOCAL)
     assert (answer.processed, answer.task_ids) == (False, ())
-    assert wanted in answer.message
+    assert message in answer.message
     recorded = [
         *await events(bus, EventType.STORY_TRANSITIONED),
         *await events(bus, EventType.STORY_CHANGED),
     ]
-    (one,) = recorded
-    assert one.data.get("to_state", "planning") == "planning"
+    (recorded_event,) = recorded
+    assert recorded_event.data.get("to_state", "planning") == "planning"
     assert await events(bus, EventType.PLAN_DERIVED) == []
 
 
 async def on_the_board(bus: MemoryBus, *moves: str) -> tuple[Board, str]:
     """Put a story on the board and move it; return its id."""
     board = Board(bus)
-    received = StoryDraft(
+    draft = StoryDraft(
         "Export invoices as CSV",
         "As a clerk, I want a month as CSV, so that I can book it.",
         ("Given a, when b, then c",) * 2,
     )
-    story_id = (await board.create(received, LOCAL, key="1")).story.id
+    story_id = (await board.create(draft, LOCAL, key="1")).story.id
     for event in moves:
         await board.move(story_id, event, LOCAL)
     return board, story_id
 
 
 @pytest.mark.parametrize(
-    "received", [MOVED, replace(MOVED, to_state="DONE"), replace(MOVED, to_state="build")]
+    "event", [MOVED, replace(MOVED, to_state="DONE"), replace(MOVED, to_state="build")]
 )
 async def test_planning_events_cannot_bypass_the_board(
-    bus: MemoryBus, planner: Planner, received: PlanningEvent
+    bus: MemoryBus, planner: Planner, event: PlanningEvent
 ) -> None:
     board, story_id = await on_the_board(bus, "refine")
-    answer = await planner.process(replace(received, case_id=story_id), LOCAL)
+    answer = await planner.process(replace(event, case_id=story_id), LOCAL)
     assert (answer.processed, "this one is in draft" in answer.message) == (False, True)
     assert len(await events(bus, EventType.STORY_TRANSITIONED)) == 1
     assert (await board.card(story_id, LOCAL)).position.state == "draft"
@@ -320,10 +320,10 @@ async def test_tasks_of_a_story_on_the_board_start_once_its_design_is_accepted(
         )
         assert answer.processed
         await asyncio.sleep(0.05)
-        assert deliberations.known() == []
+        assert deliberations.task_ids() == []
         await board.move(story_id, "accept_design", LOCAL)
-        await until(deliberations.known)
-        (task_id,) = deliberations.known()
+        await until(deliberations.task_ids)
+        (task_id,) = deliberations.task_ids()
         await deliberations.decide(
             Outcome(task_id, DeliberationStatus.COMPLETED, winner_id="agent-dev-001")
         )
@@ -333,7 +333,7 @@ async def test_tasks_of_a_story_on_the_board_start_once_its_design_is_accepted(
 
 
 @pytest.mark.parametrize(
-    ("event", "wanted"),
+    ("event", "message"),
     [
         (replace(MOVED, case_id=""), "case_id '' is not an id"),
         (replace(MOVED, plan_id="A b"), "plan_id 'A b' is not an id"),
@@ -349,19 +349,19 @@ async def test_tasks_of_a_story_on_the_board_start_once_its_design_is_accepted(
     ],
 )
 async def test_errors_of_an_event_are_named(
-    planner: Planner, event: PlanningEvent, wanted: str
+    planner: Planner, event: PlanningEvent, message: str
 ) -> None:
-    with pytest.raises(InvalidRequest, match=wanted):
+    with pytest.raises(InvalidRequest, match=message):
         await planner.process(event, LOCAL)
 
 
 async def test_deriving_without_publishing_records_nothing(
     bus: MemoryBus, planner: Planner
 ) -> None:
-    made = await planner.derive(
+    plan = await planner.derive(
         "story-1", "plan-1", ["dev", "qa"], Strategy(), LOCAL, publish=False
     )
-    assert [task.role for task in made.tasks] == ["dev", "qa"]
+    assert [task.role for task in plan.tasks] == ["dev", "qa"]
     assert await events(bus, EventType.PLAN_DERIVED) == []
 
 
@@ -389,7 +389,7 @@ async def test_only_a_product_owner_can_publish_a_plan_of_a_story_on_the_board(
     assert (await board.card(story_id, LOCAL)).plan is None
     assert (
         await planner.derive(story_id, "plan-9", ["dev"], Strategy(), outsider, publish=False)
-    ).tasks, "looking needs no role"
+    ).tasks, "reading needs no role"
     await planner.derive(story_id, "plan-9", ["dev"], Strategy(), LOCAL, publish=True)
     assert (await board.card(story_id, LOCAL)).plan is not None
 
@@ -400,14 +400,14 @@ async def test_deriving_with_publishing_is_idempotent(
     with pytest.raises(NotFound, match="is unknown: send its title"):
         await planner.derive("story-1", "plan-1", ["dev"], Strategy(), LOCAL, publish=True)
     await planner.process(replace(MOVED, to_state="draft"), LOCAL)
-    made = await planner.derive("story-1", "plan-1", ["dev"], Strategy(), LOCAL, publish=True)
+    plan = await planner.derive("story-1", "plan-1", ["dev"], Strategy(), LOCAL, publish=True)
     assert (
-        await planner.derive("story-1", "plan-1", ["DEV"], Strategy(), LOCAL, publish=True) == made
+        await planner.derive("story-1", "plan-1", ["DEV"], Strategy(), LOCAL, publish=True) == plan
     )
     with pytest.raises(AlreadyExists, match="choose another plan_id"):
         await planner.derive("story-1", "plan-1", ["qa"], Strategy(), LOCAL, publish=True)
     async with running(bus, deliberations, planner):
-        await until(lambda: deliberations.known() == [made.tasks[0].task_id])
+        await until(lambda: deliberations.task_ids() == [plan.tasks[0].task_id])
 
 
 async def test_a_story_is_unknown_to_another_tenant(planner: Planner) -> None:
@@ -447,7 +447,7 @@ async def test_an_event_whose_tasks_cannot_start_is_not_processed(
 
 
 @pytest.mark.parametrize(
-    ("named", "wanted"),
+    ("named", "reference"),
     [
         ("repo", RepositoryRef(id="repo", ref="main")),
         ("/srv/app", RepositoryRef(url="/srv/app", ref="main")),
@@ -465,13 +465,13 @@ async def test_a_storys_repository_is_an_id_a_path_or_a_url(
     deliberations: MemoryDeliberations,
     planner: Planner,
     named: str,
-    wanted: RepositoryRef,
+    reference: RepositoryRef,
 ) -> None:
     metadata = {**MOVED.metadata, "repository": named, "ref": "main", "roles": "dev"}
     async with running(bus, deliberations, planner):
         (task,) = (await planner.process(replace(MOVED, metadata=metadata), LOCAL)).task_ids
-        await until(lambda: deliberations.known() == [task])
-    assert deliberations.request(task).repository == wanted
+        await until(lambda: deliberations.task_ids() == [task])
+    assert deliberations.request(task).repository == reference
 
 
 async def test_a_derived_task_that_cannot_start_is_recorded_with_its_reason(
@@ -479,12 +479,12 @@ async def test_a_derived_task_that_cannot_start_is_recorded_with_its_reason(
 ) -> None:
     async with running(bus, deliberations, planner):
         design, code, tests = (await planner.process(MOVED, LOCAL)).task_ids
-        await until(lambda: deliberations.known() == [design])
+        await until(lambda: deliberations.task_ids() == [design])
         assert await planner.is_waiting(code, LOCAL)
         assert not await planner.is_waiting(code, OTHER)
         assert not await planner.is_waiting(TaskId("task-other"), LOCAL)
         deliberations.failure = NoCouncil("the dev council was deleted")
-        await deliberations.decide(won(design, "architect"))
+        await deliberations.decide(won_outcome(design, "architect"))
         await until(lambda: len(deliberations.refused) == 2)
     assert deliberations.refused == {
         code: "the dev council was deleted",
@@ -493,11 +493,11 @@ async def test_a_derived_task_that_cannot_start_is_recorded_with_its_reason(
 
 
 async def letters(bus: MemoryBus, count: int) -> list[raw_store.DeadLetter]:
-    """Wait for so many dead letters."""
+    """Wait for this many dead letters."""
     async with asyncio.timeout(10):
-        while len(found := [letter async for letter in raw_store.letters(bus)]) < count:
+        while len(dead_letters := [letter async for letter in raw_store.letters(bus)]) < count:
             await asyncio.sleep(0.01)
-    return found
+    return dead_letters
 
 
 @pytest.mark.parametrize(
@@ -515,8 +515,8 @@ async def test_a_tenants_story_is_planned_from_any_of_its_subjects(
     async with running(bus, deliberations, planner):
         moved = new_event(EventType.STORY_TRANSITIONED, "story-2", data, tenant="acme")
         await bus.put_raw(subject, encode(moved), message_id=moved.id)
-        await until(deliberations.known)
-    (key,) = deliberations.known()
+        await until(deliberations.task_ids)
+    (key,) = deliberations.task_ids()
     assert key.startswith("acme_task-")
     assert [letter async for letter in raw_store.letters(bus)] == []
 
@@ -570,14 +570,14 @@ async def test_an_ineffective_story_event_is_a_dead_letter(
         await bus.put_raw("agile.events", encode(event), message_id=event.id)
         (letter,) = await letters(bus, 1)
     assert reason in letter.reason
-    assert deliberations.known() == []
+    assert deliberations.task_ids() == []
 
 
 async def test_a_transition_that_the_life_cycle_forbids_is_a_dead_letter(
     bus: MemoryBus, deliberations: MemoryDeliberations, planner: Planner
 ) -> None:
     board, story_id = await on_the_board(bus, "refine")
-    received = {
+    transition = {
         "story_id": story_id,
         "from_state": "draft",
         "to_state": "done",
@@ -587,7 +587,7 @@ async def test_a_transition_that_the_life_cycle_forbids_is_a_dead_letter(
     }
     planned = {"story_id": story_id, "to_state": "planning", "event": "plan"}
     async with running(bus, deliberations, planner):
-        await bus.publish(new_event(EventType.STORY_TRANSITIONED, story_id, received))
+        await bus.publish(new_event(EventType.STORY_TRANSITIONED, story_id, transition))
         await bus.publish(new_event(EventType.STORY_TRANSITIONED, story_id, planned, ordinal=1))
         first, second = await letters(bus, 2)
         await board.move(story_id, "submit", LOCAL)

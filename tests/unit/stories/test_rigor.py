@@ -1,4 +1,4 @@
-"""Rigor scoring: what blocks at every level, and what points are worth."""
+"""Rigor scoring: failures that block at every level, and the weights of points."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ REPORTS = st.builds(
 )
 
 
-def changed(**parts: Any) -> JobReport:
+def changed_report(**parts: Any) -> JobReport:
     return GOOD.model_copy(update=parts)
 
 
@@ -46,53 +46,55 @@ def test_the_file_defines_each_level() -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_complete_evidence_passes_with_all_points(level: str) -> None:
-    found = rate(GOOD, level)
-    assert (found.score, found.decision, found.reasons, found.rigor) == (100, "pass", (), level)
+    rating = rate(GOOD, level)
+    assert (rating.score, rating.decision, rating.reasons, rating.rigor) == (100, "pass", (), level)
 
 
 @pytest.mark.parametrize(
-    ("report", "level", "decision", "output_text"),
+    ("report", "level", "decision", "words"),
     [
-        (changed(build=Build()), "L0", "block", "blocks: the build failed"),
-        (changed(build=None), "L0", "block", "no evidence of build"),
-        (changed(unit=None), "L1", "block", "no evidence of unit"),
-        (changed(unit=SuiteRun(ok=True)), "L1", "block", "no evidence of unit"),
-        (changed(unit=None), "L0", "pass", "unit: not run: 0 of 30 points"),
-        (changed(static=None), "L2", "block", "no evidence of static"),
-        (changed(e2e=None), "L3", "block", "no evidence of e2e"),
-        (changed(e2e=None), "L2", "pass", "e2e: not run: 0 of 10 points"),
+        (changed_report(build=Build()), "L0", "block", "blocks: the build failed"),
+        (changed_report(build=None), "L0", "block", "no evidence of build"),
+        (changed_report(unit=None), "L1", "block", "no evidence of unit"),
+        (changed_report(unit=SuiteRun(ok=True)), "L1", "block", "no evidence of unit"),
+        (changed_report(unit=None), "L0", "pass", "unit: not run: 0 of 30 points"),
+        (changed_report(static=None), "L2", "block", "no evidence of static"),
+        (changed_report(e2e=None), "L3", "block", "no evidence of e2e"),
+        (changed_report(e2e=None), "L2", "pass", "e2e: not run: 0 of 10 points"),
         (
-            changed(unit=SuiteRun(ok=False, passed=8, failed=1, coverage=0.9)),
+            changed_report(unit=SuiteRun(ok=False, passed=8, failed=1, coverage=0.9)),
             "L1",
             "block",
             "unit: 1 of 9 tests failed",
         ),
         (
-            changed(unit=SuiteRun(ok=True, passed=8, failed=1, coverage=0.9)),
+            changed_report(unit=SuiteRun(ok=True, passed=8, failed=1, coverage=0.9)),
             "L1",
             "block",
             "unit: 1 of 9 tests failed",
         ),
         (
-            changed(unit=SuiteRun(ok=True, passed=9, coverage=0.4)),
+            changed_report(unit=SuiteRun(ok=True, passed=9, coverage=0.4)),
             "L3",
             "pass",
             "coverage: 40% of the lines, required are 80%",
         ),
         (
-            changed(unit=SuiteRun(ok=True, passed=9, coverage=0.2)),
+            changed_report(unit=SuiteRun(ok=True, passed=9, coverage=0.2)),
             "L3",
             "warn",
             "88 points; L3 passes from 90 and warns from 85",
         ),
         (
-            changed(static=Static(ok=True, sonar=SonarResult(quality_gate="ERROR"))),
+            changed_report(static=Static(ok=True, sonar=SonarResult(quality_gate="ERROR"))),
             "L3",
             "warn",
             "the quality gate says 'ERROR'",
         ),
         (
-            changed(static=Static(ok=True, sonar=SonarResult(quality_gate="ok", new_critical=1))),
+            changed_report(
+                static=Static(ok=True, sonar=SonarResult(quality_gate="ok", new_critical=1))
+            ),
             "L3",
             "pass",
             "1 new critical",
@@ -100,11 +102,11 @@ def test_complete_evidence_passes_with_all_points(level: str) -> None:
     ],
 )
 def test_missing_or_failed_evidence_is_named(
-    report: JobReport, level: str, decision: str, output_text: str
+    report: JobReport, level: str, decision: str, words: str
 ) -> None:
-    found = rate(report, level)
-    assert found.decision == decision
-    assert any(output_text in reason for reason in found.reasons), found.reasons
+    rating = rate(report, level)
+    assert rating.decision == decision
+    assert any(words in reason for reason in rating.reasons), rating.reasons
 
 
 def test_an_unknown_level_is_named() -> None:
@@ -118,19 +120,19 @@ def test_an_unknown_level_is_named() -> None:
 def test_a_failed_build_and_missing_required_evidence_always_block(
     report: JobReport, level: str
 ) -> None:
-    found = rate(report, level)
-    assert 0 <= found.score <= 100
-    ran = {
+    rating = rate(report, level)
+    assert 0 <= rating.score <= 100
+    reported = {
         name
         for name in ("build", "unit", "static", "e2e")
         if (part := getattr(report, name)) is not None
         and (not isinstance(part, SuiteRun) or part.passed + part.failed)
     }
     if (
-        "build" not in ran
+        "build" not in reported
         or not (report.build and report.build.ok)
-        or not set(levels()[level].required) <= ran
+        or not set(levels()[level].required) <= reported
     ):
-        assert found.decision == "block"
-    if found.decision != "pass":
-        assert found.reasons
+        assert rating.decision == "block"
+    if rating.decision != "pass":
+        assert rating.reasons

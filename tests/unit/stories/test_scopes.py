@@ -28,7 +28,7 @@ def test_a_context_contains_the_scopes_allowed_by_both_role_and_phase() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "invalid_part",
     [
         {"phase": "x"},
         {"roles": {"dev": ["story"]}},
@@ -39,18 +39,18 @@ def test_a_context_contains_the_scopes_allowed_by_both_role_and_phase() -> None:
         {"more": 1},
     ],
 )
-def test_an_incomplete_table_is_refused(wrong: dict[str, Any]) -> None:
+def test_an_incomplete_table_is_refused(invalid_part: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        Scopes.model_validate(TABLE | wrong)
+        Scopes.model_validate(TABLE | invalid_part)
 
 
 def test_unknown_roles_phases_and_scopes_are_named() -> None:
-    for wrong, output_text in (
+    for invalid_arguments, message in (
         (("wizard", ""), "unknown role 'wizard'; the roles are dev"),
         (("dev", "nap"), "the phases are design"),
     ):
-        with pytest.raises(InvalidRequest, match=output_text):
-            scopes().allowed_scopes(*wrong)
+        with pytest.raises(InvalidRequest, match=message):
+            scopes().allowed_scopes(*invalid_arguments)
     with pytest.raises(InvalidRequest, match="unknown scope moon; the scopes are story"):
         scopes().check(("story", "moon"))
 

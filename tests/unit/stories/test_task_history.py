@@ -19,20 +19,20 @@ TASKS = [
 ]
 
 
-def derived(tasks: Any = TASKS, plan: str = "plan-1", **more: Any) -> Event:
+def plan_derived(tasks: Any = TASKS, plan: str = "plan-1", **fields: Any) -> Event:
     return write(
         EventType.PLAN_DERIVED,
         "s",
-        {"story_id": "s", "plan_id": plan, "tasks": tasks, "by": "roles", **more},
+        {"story_id": "s", "plan_id": plan, "tasks": tasks, "by": "roles", **fields},
         ordinal=plan,
     )
 
 
-def ended(plan: Event, why: Mapping[str, str] | None = None, **output_text: str) -> Event:
+def plan_finished(plan: Event, reasons: Mapping[str, str] | None = None, **statuses: str) -> Event:
     return write(
         EventType.PLAN_FINISHED,
         "s",
-        {"story_id": "s", "derivation_id": plan.id, "tasks": output_text, "why": why or {}},
+        {"story_id": "s", "derivation_id": plan.id, "tasks": statuses, "why": reasons or {}},
     )
 
 
@@ -43,14 +43,14 @@ def steps(
 
 
 def test_a_task_without_a_council_waits_for_its_dependencies_or_the_design() -> None:
-    found = steps(derived())
-    assert [(step.number, step.status, step.after, step.begun) for step in found] == [
+    task_steps = steps(plan_derived())
+    assert [(step.number, step.status, step.after, step.begun) for step in task_steps] == [
         (1, "waits", (), False),
         (2, "waits", (), False),
         (3, "waits", (1, 2), False),
     ]
-    assert found[2].next == "begins when those before it have a winner"
-    assert steps(derived(), state="design")[0].next == "begins when the design is accepted"
+    assert task_steps[2].next == "begins when those before it have a winner"
+    assert steps(plan_derived(), state="design")[0].next == "begins when the design is accepted"
 
 
 def test_a_running_task_has_the_status_of_its_council() -> None:
@@ -60,8 +60,8 @@ def test_a_running_task_has_the_status_of_its_council() -> None:
         ),
         TaskId("b"): TaskView(TaskId("b"), DeliberationStatus.IN_PROGRESS, progress=45),
     }
-    found = steps(derived(), views=views)
-    assert [(step.status, step.why, step.begun) for step in found] == [
+    task_steps = steps(plan_derived(), views=views)
+    assert [(step.status, step.why, step.begun) for step in task_steps] == [
         ("won", "agent-dev-002, proven", True),
         ("at work", "45 %", True),
         ("waits", "", False),
@@ -69,23 +69,26 @@ def test_a_running_task_has_the_status_of_its_council() -> None:
 
 
 def test_a_task_that_could_not_be_submitted_has_a_reason() -> None:
-    plan = derived()
+    plan = plan_derived()
     first, second, _ = steps(
-        plan, ended(plan, {"a": "the repository is gone"}, a="FAILED", b="COMPLETED", c="SKIPPED")
+        plan,
+        plan_finished(
+            plan, {"a": "the repository is gone"}, a="FAILED", b="COMPLETED", c="SKIPPED"
+        ),
     )
     assert (first.status, first.why) == ("failed", "the repository is gone")
     assert second.why == ""
 
 
 def test_a_task_that_ended_without_a_winner_has_a_reason_and_a_next_step() -> None:
-    plan = derived()
+    plan = plan_derived()
     views = {
         TaskId("a"): TaskView(
             TaskId("a"), DeliberationStatus.COMPLETED, error="no candidate passed the gates"
         )
     }
     first, second, third = steps(
-        plan, ended(plan, a="NO_WINNER", b="TIMEOUT", c="SKIPPED"), views=views
+        plan, plan_finished(plan, a="NO_WINNER", b="TIMEOUT", c="SKIPPED"), views=views
     )
     assert (first.status, first.why, first.lost) == (
         "no winner",
@@ -96,24 +99,27 @@ def test_a_task_that_ended_without_a_winner_has_a_reason_and_a_next_step() -> No
     assert (second.status, second.begun) == ("out of time", True)
     assert (third.status, third.begun) == ("skipped", False)
     assert "no winner" in third.why
-    assert not steps(plan, ended(plan, a="NO_WINNER"), state="done")[0].next
+    assert not steps(plan, plan_finished(plan, a="NO_WINNER"), state="done")[0].next
 
 
 def test_only_the_last_round_has_next_steps() -> None:
-    plan, again = derived(), derived([{"task_id": "r", "role": "dev"}], "plan-2", by="repair")
-    history = (plan, ended(plan, a="NO_WINNER"), again)
-    before, last = rounds(history, {}, "build")
-    assert not any(step.next for step in before.steps)
+    plan, repair_plan = (
+        plan_derived(),
+        plan_derived([{"task_id": "r", "role": "dev"}], "plan-2", by="repair"),
+    )
+    history = (plan, plan_finished(plan, a="NO_WINNER"), repair_plan)
+    first_round, last = rounds(history, {}, "build")
+    assert not any(step.next for step in first_round.steps)
     assert (last.by, last.steps[0].status) == ("repair", "waits")
     assert task_ids(history) == ("a", "b", "c", "r")
 
 
 def test_the_architects_deliberation_that_derived_the_tasks_is_named() -> None:
-    assert rounds([derived()], {}, "build")[0].design == ""
-    assert rounds([derived(by="architects")], {}, "build")[0].design == "design-1"
-    assert rounds([derived(why="no answer")], {}, "build")[0].design == "design-1"
+    assert rounds([plan_derived()], {}, "build")[0].design == ""
+    assert rounds([plan_derived(by="architects")], {}, "build")[0].design == "design-1"
+    assert rounds([plan_derived(why="no answer")], {}, "build")[0].design == "design-1"
 
 
 @pytest.mark.parametrize("tasks", [None, "x", [1], [{}], {"a": 1}])
 def test_a_malformed_plan_has_no_tasks(tasks: Any) -> None:
-    assert steps(derived(tasks)) == []
+    assert steps(plan_derived(tasks)) == []

@@ -26,7 +26,7 @@ from moothall.orchestrator.service import DeliberationService
 from moothall.telemetry.recording import recording
 from moothall.testing.bus import MemoryBus
 from moothall.workers.host import Host
-from support.council import CouncilEnvironment, finish, open_council, scripted
+from support.council import CouncilEnvironment, answer_with_approaches, finish, open_council
 from support.story import Remembering
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
@@ -38,16 +38,16 @@ TASK = DeliberationRequest(
 )
 
 
-async def logged(bus: MemoryBus) -> list[Event]:
+async def logged_events(bus: MemoryBus) -> list[Event]:
     return [
         recorded.event
         async for recorded in bus.replay((Channel.RESULTS.all, Channel.RESPONSES.all))
     ]
 
 
-async def until(done: Callable[[list[Event]], bool], bus: MemoryBus) -> list[Event]:
+async def until(condition: Callable[[list[Event]], bool], bus: MemoryBus) -> list[Event]:
     async with asyncio.timeout(60):
-        while not done(events := await logged(bus)):
+        while not condition(events := await logged_events(bus)):
             await asyncio.sleep(0.01)
     return events
 
@@ -56,9 +56,9 @@ def has(kind: EventType) -> Callable[[list[Event]], bool]:
     return lambda events: any(event.type is kind for event in events)
 
 
-async def work(app: CouncilEnvironment, requested: Event, deliveries: int) -> None:
+async def work(app: CouncilEnvironment, request: Event, deliveries: int) -> None:
     host = Host(f"host-{deliveries}", app.bus, Remembering(), app.parts, 4)
-    await host._handle_work(Recorded(1, requested, {"deliveries": str(deliveries)}))
+    await host._handle_work(Recorded(1, request, {"deliveries": str(deliveries)}))
 
 
 async def test_a_deliberation_stays_in_its_trace(tmp_path: Path) -> None:
@@ -68,17 +68,17 @@ async def test_a_deliberation_stays_in_its_trace(tmp_path: Path) -> None:
         return finish("An old silent pond")
 
     async with (
-        open_council(tmp_path, scripted(haiku)) as app,
+        open_council(tmp_path, answer_with_approaches(haiku)) as app,
         recording(TraceSettings(), "test", exporter=exporter),
     ):
         with telemetry.span("call", parent=CALLER):
             await DeliberationService(app.bus, Remembering(), Defaults(LimitSettings())).submit(
                 TASK, LOCAL
             )
-        requested = (await logged(app.bus))[0]
-        await work(app, requested, 1)
+        request = (await logged_events(app.bus))[0]
+        await work(app, request, 1)
         calls = len(app.server.requests)
-        await work(app, requested, 2)  # its ack was lost, and another host resumes it
+        await work(app, request, 2)  # its ack was lost, and another host resumes it
         assert len(app.server.requests) == calls
         collecting = asyncio.ensure_future(Collector(app.bus, Remembering()).run())
         events = await until(has(EventType.DELIBERATION_DECIDED), app.bus)
@@ -117,14 +117,14 @@ async def test_the_same_request_with_another_trace_is_the_same_request() -> None
     for caller in (CALLER, OTHER):
         with telemetry.span("call", parent=caller):
             await deliberations.submit(TASK, LOCAL)
-    events = await logged(bus)
+    events = await logged_events(bus)
     assert len({event.id for event in events}) == 1
     assert {event.traceparent for event in events} == {CALLER}
     plain = MemoryBus()
     await DeliberationService(plain, Remembering(), Defaults(LimitSettings())).submit(TASK, LOCAL)
-    (without,) = await logged(plain)
-    assert without.id == events[0].id
+    (untraced,) = await logged_events(plain)
+    assert untraced.id == events[0].id
     assert (
-        replace(without, traceparent=CALLER).data["request_digest"]
+        replace(untraced, traceparent=CALLER).data["request_digest"]
         == events[0].data["request_digest"]
     )

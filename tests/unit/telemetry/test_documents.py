@@ -18,7 +18,7 @@ DASHBOARD: dict[str, Any] = json.loads(
 )
 
 
-def queried() -> set[str]:
+def queried_metrics() -> set[str]:
     panels = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
     return {
         name
@@ -52,11 +52,11 @@ def test_metric_names_follow_the_prometheus_conventions() -> None:
 
 
 def test_the_dashboard_queries_existing_metrics() -> None:
-    assert queried() <= set(samples())
+    assert queried_metrics() <= set(samples())
 
 
 def test_every_metric_has_a_panel() -> None:
-    assert {samples()[name] for name in queried()} == set(REGISTRY.figures)
+    assert {samples()[name] for name in queried_metrics()} == set(REGISTRY.figures)
 
 
 def test_labels_in_the_dashboard_belong_to_their_metrics() -> None:

@@ -26,14 +26,14 @@ REQUESTED = Deliberation(
 
 
 def test_an_event_has_a_timestamp_and_the_current_trace() -> None:
-    before = datetime.now(UTC)
+    started = datetime.now(UTC)
     with telemetry.span("work", parent=TRACE):
         event = write(
             EventType.TOOL_STARTED, "ws-1", {"tool": "files.read"}, ordinal="r-1", source="executor"
         )
     assert event.traceparent == TRACE
     assert (
-        before - timedelta(milliseconds=1)
+        started - timedelta(milliseconds=1)
         <= datetime.fromisoformat(event.time)
         <= datetime.now(UTC)
     )

@@ -26,13 +26,13 @@ def test_counters_gauges_and_histograms_count() -> None:
     registry = MetricRegistry()
     calls = registry.counter("calls_total", "…", "tool")
     busy = registry.gauge("busy", "…")
-    took = registry.histogram("took_seconds", "…", buckets=(1.0, 2.0))
+    duration = registry.histogram("took_seconds", "…", buckets=(1.0, 2.0))
     calls.add("a")
     calls.add("a", amount=2)
     with busy.track_inprogress():
         assert registry.snapshot()["busy"] == [[[], 1.0]]
     for value in (0.5, 1.0, 1.5, 99.0):
-        took.observe(value)
+        duration.observe(value)
     assert registry.snapshot() == {
         "calls_total": [[["a"], 3.0]],
         "busy": [[[], 0.0]],
@@ -54,14 +54,14 @@ def test_a_metric_name_can_be_registered_once() -> None:
 
 def test_hostile_label_values_do_not_fill_the_memory() -> None:
     registry = MetricRegistry()
-    calls, took = (
+    calls, duration = (
         registry.counter("calls_total", "…", "model"),
         registry.histogram("took", "…", "model"),
     )
     for number in range(10_000):
         calls.add(f"{number}" + "x" * 10_000)
-        took.observe(1, f"{number}")
-    assert len(calls.values) == len(took.counts) == MAX_LABEL_SETS + 1
+        duration.observe(1, f"{number}")
+    assert len(calls.values) == len(duration.counts) == MAX_LABEL_SETS + 1
     assert sum(calls.values.values()) == 10_000
     assert calls.values[OTHER,] == 10_000 - MAX_LABEL_SETS
     assert max(len(label) for labels in calls.values for label in labels) <= 100
@@ -70,8 +70,8 @@ def test_hostile_label_values_do_not_fill_the_memory() -> None:
 def test_a_gauge_can_be_computed_at_each_snapshot() -> None:
     registry = MetricRegistry()
     gauge = registry.gauge("under_way", "…")
-    seen = iter((1, 2))
-    with registry.before_snapshot(lambda: gauge.set(next(seen))):
+    values = iter((1, 2))
+    with registry.before_snapshot(lambda: gauge.set(next(values))):
         assert [registry.snapshot()["under_way"] for _ in range(2)] == [[[[], 1]], [[[], 2]]]
     assert registry.snapshot()["under_way"] == [[[], 2]]
 
@@ -86,15 +86,15 @@ class Clock:
 def test_a_report_replaces_the_previous_one_and_a_silent_process_is_forgotten() -> None:
     clock = Clock()
     reports = Reports(5.0, clock)
-    for value in (3, 1):  # it restarted
+    for value in (3, 1):  # the process restarted
         reports.add(
             {"process": "host-1", "figures": {"moothall_model_retries_total": [[[], value]]}}
         )
     reports.add({"process": "serve", "figures": {"moothall_model_retries_total": [[[], 99]]}})
-    shown = reports.snapshots("serve")
-    assert shown["host-1"] == {"moothall_model_retries_total": [[[], 1]]}
+    snapshots = reports.snapshots("serve")
+    assert snapshots["host-1"] == {"moothall_model_retries_total": [[[], 1]]}
     # This process reports nothing.
-    assert shown["serve"] != {"moothall_model_retries_total": [[[], 99]]}
+    assert snapshots["serve"] != {"moothall_model_retries_total": [[[], 99]]}
     clock.now = 31
     assert set(reports.snapshots("serve")) == {"serve"}
 
@@ -178,8 +178,8 @@ async def test_the_next_report_makes_up_for_one_that_could_not_be_sent() -> None
     )
 
 
-async def nothing() -> None:
-    """Nothing to look up."""
+async def do_nothing() -> None:
+    """Refresh nothing before a snapshot."""
 
 
 @asynccontextmanager
@@ -187,7 +187,7 @@ async def page(
     settings: MetricsSettings, reports: Reports, **headers: str
 ) -> AsyncIterator[aiohttp.ClientResponse]:
     async with (
-        serve_metrics(settings, lambda: reports.snapshots("serve"), nothing) as port,
+        serve_metrics(settings, lambda: reports.snapshots("serve"), do_nothing) as port,
         aiohttp.ClientSession() as session,
         session.get(f"http://127.0.0.1:{port}/metrics", headers=headers) as response,
     ):
@@ -242,8 +242,8 @@ async def test_the_page_supports_openmetrics() -> None:
         MetricsSettings(port=0), Reports(5.0), Accept="application/openmetrics-text; version=1.0.0"
     ) as response:
         assert "openmetrics" in response.headers["Content-Type"]
-        shown = await response.text()
-    families = list(open_families(shown))  # type: ignore[no-untyped-call]
+        text = await response.text()
+    families = list(open_families(text))  # type: ignore[no-untyped-call]
     assert len(families) == len(metrics.REGISTRY.figures)
 
 
@@ -252,11 +252,11 @@ async def test_a_configured_port_must_be_free_and_the_default_port_may_be_in_use
     async with server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(ConfigurationError, match=rf"127\.0\.0\.1:{port}.*metrics\.port"):
-            async with serve_metrics(MetricsSettings(port=port), dict, nothing):
+            async with serve_metrics(MetricsSettings(port=port), dict, do_nothing):
                 pass
     async with (
-        serve_metrics(MetricsSettings(), dict, nothing) as first,
-        serve_metrics(MetricsSettings(), dict, nothing) as second,
+        serve_metrics(MetricsSettings(), dict, do_nothing) as first,
+        serve_metrics(MetricsSettings(), dict, do_nothing) as second,
     ):
         assert (first in {0, 9464}, second) == (True, 0)
 
@@ -279,7 +279,7 @@ async def test_on_loopback_only_loopback_host_names_are_accepted(host: str, stat
 
 async def test_beyond_loopback_a_token_is_required() -> None:
     with pytest.raises(ConfigurationError, match=r"metrics\.token"):
-        async with serve_metrics(MetricsSettings(host="0.0.0.0", port=0), dict, nothing):  # noqa: S104 - that it is refused
+        async with serve_metrics(MetricsSettings(host="0.0.0.0", port=0), dict, do_nothing):  # noqa: S104 - that it is refused
             pass
     settings = MetricsSettings.model_validate({"port": 0, "token": "scraper"})
     for given_token, status in (

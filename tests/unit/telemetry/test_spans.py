@@ -109,14 +109,16 @@ async def test_spans_are_nested_and_continue_the_callers_trace(exporter: Spans) 
                 span.set({"moothall.answer": "yes"})
         with telemetry.span("elsewhere", parent=across, links=[CALLER, "nonsense"]):
             pass
-    call, inside, elsewhere = (exporter.named(name) for name in ("call", "inside", "elsewhere"))
+    call, inner_span, linked_span = (
+        exporter.named(name) for name in ("call", "inside", "elsewhere")
+    )
     trace_id = int(CALLER.split("-")[1], 16)
-    assert {context_of(span)[0] for span in (call, inside, elsewhere)} == {trace_id}
+    assert {context_of(span)[0] for span in (call, inner_span, linked_span)} == {trace_id}
     assert parent_of(call) == int(CALLER.split("-")[2], 16)
-    assert parent_of(inside) == parent_of(elsewhere) == context_of(call)[1]
+    assert parent_of(inner_span) == parent_of(linked_span) == context_of(call)[1]
     assert call.kind is SpanKind.SERVER
-    assert inside.attributes == {"moothall.turn": 3, "moothall.answer": "yes"}
-    assert [link.context.trace_id for link in elsewhere.links] == [trace_id]
+    assert inner_span.attributes == {"moothall.turn": 3, "moothall.answer": "yes"}
+    assert [link.context.trace_id for link in linked_span.links] == [trace_id]
     assert call.resource.attributes["service.name"] == "moothall"
     assert call.resource.attributes["service.instance.id"] == "test"
 
@@ -160,14 +162,14 @@ async def test_failures_have_codes_and_a_cancel_is_none(exporter: Spans) -> None
 
 
 async def test_no_span_contains_a_secret(exporter: Spans) -> None:
-    own, shaped = "hunter2-hunter2", "ghp_" + "a" * 36
-    async with recording(TraceSettings(), "test", secrets=(own,), exporter=exporter):
-        with telemetry.span("call", {"a": f"x {own} y"}) as span:
-            span.set({"b": f"x {shaped} y", "cut": "z" * 1990 + own})
-            span.fail("NO", f"said {own}")
+    configured_secret, shaped = "hunter2-hunter2", "ghp_" + "a" * 36
+    async with recording(TraceSettings(), "test", secrets=(configured_secret,), exporter=exporter):
+        with telemetry.span("call", {"a": f"x {configured_secret} y"}) as span:
+            span.set({"b": f"x {shaped} y", "cut": "z" * 1990 + configured_secret})
+            span.fail("NO", f"said {configured_secret}")
     exported = exporter.named("call").to_json()
-    assert own not in exported
-    assert own[:9] not in exported
+    assert configured_secret not in exported
+    assert configured_secret[:9] not in exported
     assert shaped not in exported
     assert exported.count("[redacted]") >= 3
 

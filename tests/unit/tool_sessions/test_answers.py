@@ -16,10 +16,10 @@ def result(name: str, size: int) -> ToolResult:
     return ToolResult(name, "files.read", ToolStatus.SUCCESS, {"content": "x" * size})
 
 
-def kept_in(most_bytes: int, most: int = 100) -> Answers[str, ToolResult]:
+def answers_limited_to(most_bytes: int, max_answers: int = 100) -> Answers[str, ToolResult]:
     return Answers(
         most_bytes,
-        most,
+        max_answers,
         size=lambda answer: len(str(answer.output.get("content", ""))),
         slim=lambda answer: replace(answer, output={}, error=OUTPUT_DROPPED),
     )
@@ -28,7 +28,7 @@ def kept_in(most_bytes: int, most: int = 100) -> Answers[str, ToolResult]:
 @given(st.lists(st.integers(min_value=0, max_value=400), min_size=1, max_size=30))
 def test_stored_answers_are_bounded_and_no_request_runs_again(sizes: list[int]) -> None:
     async def scenario() -> None:
-        answers, total = kept_in(1000), 0
+        answers, total = answers_limited_to(1000), 0
         for number, size in enumerate(sizes):
             name = f"r{number}"
             answers.settle(name, answers.begin(name, f"digest {number}"), result(name, size))
@@ -47,7 +47,7 @@ def test_stored_answers_are_bounded_and_no_request_runs_again(sizes: list[int]) 
 
 
 async def test_beyond_the_limit_the_oldest_finished_answer_is_forgotten() -> None:
-    answers = kept_in(10**6, most=2)
+    answers = answers_limited_to(10**6, max_answers=2)
     running = answers.begin("a", "a")
     for name in ("b", "c"):
         answers.settle(name, answers.begin(name, name), result(name, 1))
@@ -60,7 +60,7 @@ async def test_beyond_the_limit_the_oldest_finished_answer_is_forgotten() -> Non
 
 
 async def test_a_failed_request_may_be_repeated() -> None:
-    answers = kept_in(1000)
+    answers = answers_limited_to(1000)
     for error in (ValueError("no"), asyncio.CancelledError()):
         answer = answers.begin("a", "1")
         answers.fail("a", answer, error)
@@ -73,7 +73,7 @@ async def test_observers_without_permission_receive_nothing() -> None:
     def check() -> None:
         raise PermissionError
 
-    answers = kept_in(1000)
+    answers = answers_limited_to(1000)
     answers.settle("a", answers.begin("a", "1"), result("a", 1))
     with pytest.raises(PermissionError):
         await answers.find("a", "1", check)

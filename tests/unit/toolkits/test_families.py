@@ -36,13 +36,13 @@ async def test_a_family_is_added_with_a_folder_and_one_line(
         assert [spec.name for spec in app.tool_gateway.list_tools("local", Grant(("*",)))][
             -1
         ] == "clock.now"
-        output_text = await app.tool_gateway.call(
+        result = await app.tool_gateway.call(
             app.seat(grant=Grant(("clock.*",))), tool_call("clock.now")
         )
-        assert (output_text.status, dict(output_text.output)) == (
+        assert (result.status, dict(result.output)) == (
             ToolStatus.SUCCESS,
             {"time": "noon"},
-        ), output_text.error
+        ), result.error
         await rules.close_workspace("ws-1")
     assert [finding.detail async for finding in WITH_CLOCK[-1].examine(settings)] == ["noon"]
 
@@ -63,6 +63,6 @@ def test_no_two_families_share_settings_or_tools() -> None:
 
 def test_settings_sent_to_hosts_include_the_sections_of_families() -> None:
     settings = load_settings(http={"allow": ["example.org"]}, docker={"network": "tests"})
-    there = pickle.loads(pickle.dumps(settings))  # noqa: S301 - our own
-    assert json.loads(there.model_dump_json())["http"]["allow"] == ["example.org"]
-    assert there == settings
+    received_settings = pickle.loads(pickle.dumps(settings))  # noqa: S301 - our own
+    assert json.loads(received_settings.model_dump_json())["http"]["allow"] == ["example.org"]
+    assert received_settings == settings

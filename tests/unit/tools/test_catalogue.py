@@ -46,7 +46,7 @@ BEYOND_THE_SCHEMA = {
 
 
 def fits(shape: dict[str, Any], arguments: dict[str, Any]) -> bool:
-    jsonschema = pytest.importorskip("jsonschema")  # comes with ray
+    jsonschema = pytest.importorskip("jsonschema")  # a dependency of Ray
     jsonschema.Draft202012Validator.check_schema(shape)
     return bool(jsonschema.Draft202012Validator(shape).is_valid(arguments))
 
@@ -142,10 +142,10 @@ def test_each_caller_gets_its_own_copy_of_a_schema() -> None:
 
 
 def test_coding_roles_may_run_commands_if_the_context_window_allows() -> None:
-    may = {
+    has_shell = {
         role: "code.shell" in {spec.name for spec in list_tools(grant_for(role))} for role in ROLES
     }
-    assert {role for role in may if may[role]} == {"dev", "qa", "devops", "data"}
+    assert {role for role in has_shell if has_shell[role]} == {"dev", "qa", "devops", "data"}
     assert "code.shell" not in {spec.name for spec in list_tools(grant_for("dev"), core=True)}
     assert not any(
         spec.name in {"code.python", "code.node"}
@@ -219,16 +219,14 @@ def test_arguments_that_are_not_json_have_a_digest_too() -> None:
 
 def test_the_time_limit_of_shell_commands_is_configurable() -> None:
     usual = catalogue_of(AllSettings())["code.shell"]
-    assert [
-        usual.call_seconds({"timeout_seconds": requested}) for requested in (0, 30, 600, 9000)
-    ] == [
+    assert [usual.call_seconds({"timeout_seconds": seconds}) for seconds in (0, 30, 600, 9000)] == [
         120,
         30,
         600,
         600,
     ]
     short = catalogue_of(load_settings(workspace=WorkspaceSettings(check_seconds=60)))["code.shell"]
-    assert [short.call_seconds({"timeout_seconds": requested}) for requested in (0, 30, 600)] == [
+    assert [short.call_seconds({"timeout_seconds": seconds}) for seconds in (0, 30, 600)] == [
         60,
         30,
         60,

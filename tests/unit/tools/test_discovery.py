@@ -28,12 +28,12 @@ def test_all_given_filters_must_match() -> None:
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_the_catalogue_describes_every_tool_completely(spec: ToolSpec) -> None:
-    received = entry(spec)
-    json.dumps(received)
-    assert received["tags"]
-    assert received["profiles"]
-    assert bool(received["rate_limit"]["per_minute"]) is spec.dangerous
-    assert received["limits"]["seconds"] > 0
+    description = entry(spec)
+    json.dumps(description)
+    assert description["tags"]
+    assert description["profiles"]
+    assert bool(description["rate_limit"]["per_minute"]) is spec.dangerous
+    assert description["limits"]["seconds"] > 0
     assert spec.requirements.network_access is spec.outside
     assert spec.requirements.os_access is (spec.danger is Danger.EXECUTE)
     if not spec.outside:

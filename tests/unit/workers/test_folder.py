@@ -74,10 +74,10 @@ async def test_an_orderly_end_deletes_the_directory_and_spares_unrelated_process
         with (folder / "driver.log").open("rb") as log:  # like a person who reads it
             reader = await asyncio.create_subprocess_exec(sys.executable, *sleeping, stdin=log)
     assert not folder.parent.exists()
-    for other in (outsider, reader):
-        assert other.returncode is None
-        other.send_signal(signal.SIGKILL)
-        await other.wait()
+    for process in (outsider, reader):
+        assert process.returncode is None
+        process.send_signal(signal.SIGKILL)
+        await process.wait()
 
 
 OPEN_OWNER = """
@@ -102,9 +102,9 @@ async def test_an_owner_with_an_open_log_ends_by_itself() -> None:
 
 
 def test_directories_of_dead_owners_are_swept_and_those_of_living_ones_stay(tmp_path: Path) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    for name in (f"mh-{ended.pid}-abc", f"mh-{os.getpid()}-abc", "mh-other", "elsewhere"):
+    dead_owner = subprocess.Popen([sys.executable, "-c", ""])
+    dead_owner.wait()
+    for name in (f"mh-{dead_owner.pid}-abc", f"mh-{os.getpid()}-abc", "mh-other", "elsewhere"):
         (tmp_path / name).mkdir()
     assert sweep(tmp_path) == 1
     assert {path.name for path in tmp_path.iterdir()} == {

@@ -16,7 +16,7 @@ from moothall.workers.preparing import hide_files, prepare, select_held_out_file
 from support.council import open_council
 
 
-def _prepared(cases: dict[str, str], flaky: tuple[str, ...] = ()) -> Prepared:
+def _prepared_with(cases: dict[str, str], flaky: tuple[str, ...] = ()) -> Prepared:
     files = tuple(sorted({case.partition("::")[0] for case in cases}))
     run = CheckRun("tests", Verdict.FAILED, cases)
     return Prepared(Base("r", "a" * 40, Profile()), "key", files, {"tests": run}, flaky)
@@ -26,26 +26,30 @@ def test_whole_files_are_held_back_up_to_the_share_and_one_file_always_remains()
     cases = {
         f"tests/test_{name}.py::test_{number}": "failed" for name in "abcd" for number in range(2)
     }
-    assert len(select_held_out_files(_prepared(cases), 0.5)) == 2
-    assert len(select_held_out_files(_prepared(cases), 0.99)) == 3
-    assert select_held_out_files(_prepared(cases), 0.5) == select_held_out_files(
-        _prepared(dict(reversed(cases.items()))), 0.5
+    assert len(select_held_out_files(_prepared_with(cases), 0.5)) == 2
+    assert len(select_held_out_files(_prepared_with(cases), 0.99)) == 3
+    assert select_held_out_files(_prepared_with(cases), 0.5) == select_held_out_files(
+        _prepared_with(dict(reversed(cases.items()))), 0.5
     )
-    assert select_held_out_files(_prepared(cases), 0.0) == ()
+    assert select_held_out_files(_prepared_with(cases), 0.0) == ()
 
 
 def test_few_cases_or_a_single_file_are_not_divided() -> None:
     assert (
         select_held_out_files(
-            _prepared({f"tests/test_a.py::test_{number}": "failed" for number in range(9)}), 0.5
+            _prepared_with({f"tests/test_a.py::test_{number}": "failed" for number in range(9)}),
+            0.5,
         )
         == ()
     )
-    three = {f"tests/test_{name}.py::test_x": "failed" for name in "abc"}
-    assert select_held_out_files(_prepared(three), 0.5) == ()
-    four = {**three, "tests/test_d.py::test_x": "failed"}
-    assert select_held_out_files(_prepared(four), 0.5) != ()
-    assert select_held_out_files(_prepared(four, flaky=("tests/test_d.py::test_x",)), 0.5) == ()
+    three_cases = {f"tests/test_{name}.py::test_x": "failed" for name in "abc"}
+    assert select_held_out_files(_prepared_with(three_cases), 0.5) == ()
+    four_cases = {**three_cases, "tests/test_d.py::test_x": "failed"}
+    assert select_held_out_files(_prepared_with(four_cases), 0.5) != ()
+    assert (
+        select_held_out_files(_prepared_with(four_cases, flaky=("tests/test_d.py::test_x",)), 0.5)
+        == ()
+    )
 
 
 def test_a_file_named_like_a_pattern_is_hidden_and_no_other_file() -> None:

@@ -31,7 +31,13 @@ from moothall.stories.coach import StoryDraft
 from moothall.telemetry import metrics
 from moothall.testing.bus import MemoryBus
 from moothall.workers.host import Host
-from support.council import CouncilEnvironment, finish, forever, open_council, scripted
+from support.council import (
+    CouncilEnvironment,
+    answer_with_approaches,
+    finish,
+    forever,
+    open_council,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -48,7 +54,7 @@ class Answering:
 
 @asynccontextmanager
 async def council(folder: Path, model: Answering) -> AsyncIterator[CouncilEnvironment]:
-    async with open_council(folder, scripted(model)) as app:
+    async with open_council(folder, answer_with_approaches(model)) as app:
         yield app
 
 
@@ -66,7 +72,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def finished(events: list[Event]) -> int:
+def finished_count(events: list[Event]) -> int:
     return sum(event.type is EventType.SEAT_FINISHED for event in events)
 
 
@@ -79,22 +85,24 @@ async def test_a_host_that_lost_its_work_stops_silently_and_another_finishes_it(
         d = app.deliberation(repository=None, base_sha=None)
         listening = group.create_task(slow._listen_for_takeovers())
         first = group.create_task(
-            gone(slow._handle_work(Recorded(1, request(d), {"deliveries": "1"})))
+            run_until_superseded(slow._handle_work(Recorded(1, request(d), {"deliveries": "1"})))
         )
         await until(lambda: len(app.server.requests) >= 3)  # the seats have called the model
         model.hangs = False
         await quick._handle_work(Recorded(1, request(d), {"deliveries": "2"}))
         assert await first == "SUPERSEDED"
         assert slow.busy == quick.busy == 0
-        assert finished(await app.events()) == 3
+        assert finished_count(await app.events()) == 3
         assert (
-            await gone(slow._handle_work(Recorded(1, request(d), {"deliveries": "1"})))
+            await run_until_superseded(
+                slow._handle_work(Recorded(1, request(d), {"deliveries": "1"}))
+            )
             == "SUPERSEDED"
         )  # an old delivery
         listening.cancel()
 
 
-async def gone(work: Any) -> str:
+async def run_until_superseded(work: Any) -> str:
     try:
         await work
     except Superseded as error:
@@ -111,12 +119,12 @@ async def test_redelivered_work_is_done_and_not_acked_if_the_first_run_is_lost(
         d = app.deliberation(repository=None, base_sha=None)
         first = group.create_task(host._handle_work(Recorded(1, request(d), {"deliveries": "1"})))
         await until(lambda: len(app.server.requests) >= 3)
-        again = group.create_task(host._handle_work(Recorded(1, request(d), {"deliveries": "2"})))
+        second = group.create_task(host._handle_work(Recorded(1, request(d), {"deliveries": "2"})))
         await asyncio.sleep(0)
         model.hangs = False
-        first.cancel()  # like the bus after a host has lost its hold
-        await again
-        assert finished(await app.events()) == 3
+        first.cancel()  # like the bus after a host has lost its work
+        await second
+        assert finished_count(await app.events()) == 3
 
 
 async def test_a_cancel_whose_signal_was_lost_is_read_from_the_log(tmp_path: Path) -> None:
@@ -143,7 +151,7 @@ async def test_a_cancel_whose_signal_was_lost_is_read_from_the_log(tmp_path: Pat
 
 
 async def test_a_cancel_signal_alone_ends_calls_in_progress(tmp_path: Path) -> None:
-    """Nobody reads the log here."""
+    """Fail: the log must not be read."""
     async with council(tmp_path, Answering()) as app, asyncio.TaskGroup() as group:
         host = host_of(app)
         d = app.deliberation(repository=None, base_sha=None)
@@ -160,15 +168,15 @@ async def test_new_work_is_not_looked_up_in_the_log_and_started_work_is(tmp_path
     model = Answering()
     model.hangs = False
     async with council(tmp_path, model) as app:
-        looked = Looked(app.bus)
-        host = replace(host_of(app), bus=looked)
+        counting_bus = Looked(app.bus)
+        host = replace(host_of(app), bus=counting_bus)
         d = app.deliberation(repository=None, base_sha=None)
         await host._handle_work(Recorded(1, request(d), {"deliveries": "1", "fresh": "1"}))
-        assert looked.replays == 0
+        assert counting_bus.replays == 0
         calls = len(app.server.requests)
         # A bus that was killed may deliver it again as if it were new.
         await host._handle_work(Recorded(2, request(d), {"deliveries": "1", "fresh": "1"}))
-        assert looked.replays > 0
+        assert counting_bus.replays > 0
         assert len(app.server.requests) == calls
 
 
@@ -228,16 +236,18 @@ class Unsteady:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(("deaths", "ended"), [(2, "proposed"), (3, "failed WORKSPACE_FAILED")])
+@pytest.mark.parametrize(
+    ("deaths", "end_of_seat"), [(2, "proposed"), (3, "failed WORKSPACE_FAILED")]
+)
 async def test_an_executor_that_dies_during_the_preparation_is_retried(
-    tmp_path: Path, deaths: int, ended: str
+    tmp_path: Path, deaths: int, end_of_seat: str
 ) -> None:
     def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str:
         from support.council import append
 
         return append()
 
-    async with open_council(tmp_path, scripted(answer)) as app:
+    async with open_council(tmp_path, answer_with_approaches(answer)) as app:
         host = Host("host", app.bus, Unsteady(app, deaths), app.parts, 4)
         d = app.deliberation("single", 1)
         await host._handle_work(Recorded(1, request(d)))
@@ -246,7 +256,7 @@ async def test_an_executor_that_dies_during_the_preparation_is_retried(
             for event in await app.events()
             if event.type is EventType.SEAT_FINISHED
         ]
-        assert [f"{end['status']} {end['error_code']}".strip() for end in ends] == [ended]
+        assert [f"{end['status']} {end['error_code']}".strip() for end in ends] == [end_of_seat]
 
 
 async def test_a_host_reports_its_address_and_its_deliberations(tmp_path: Path) -> None:
@@ -259,7 +269,7 @@ async def test_a_host_reports_its_address_and_its_deliberations(tmp_path: Path) 
         idle = load(HostState, reply)
         assert (idle.name, idle.pid, idle.holds) == ("host", os.getpid(), ())
         assert metrics.HOST_OLDEST.values["host",] == 0
-        work = group.create_task(gone(host._handle_work(Recorded(1, request(d)))))
+        work = group.create_task(run_until_superseded(host._handle_work(Recorded(1, request(d)))))
         await until(lambda: bool(app.server.requests))
         reply, _ = await app.bus.ask(FLEET, {"ask": "state"}, 20)
         [held_work] = load(HostState, reply).holds
@@ -281,12 +291,12 @@ async def test_a_host_that_was_suspended_makes_no_more_model_calls(tmp_path: Pat
     async with council(tmp_path, model) as app, asyncio.TaskGroup() as group:
         host = host_of(app)
         d = app.deliberation(repository=None, base_sha=None)
-        work = group.create_task(gone(host._handle_work(Recorded(1, request(d)))))
+        work = group.create_task(run_until_superseded(host._handle_work(Recorded(1, request(d)))))
         await until(lambda: len(app.server.requests) >= 3)
-        host._beat -= 60  # as if it had been stopped for a minute
+        host._beat -= 60  # as if the process had been stopped for a minute
         assert not host._owns_task(d.task_id)
         assert await work == "SUPERSEDED"
-        assert finished(await app.events()) == 0
+        assert finished_count(await app.events()) == 0
 
 
 async def test_tenants_share_the_cores_and_a_long_wait_is_published(tmp_path: Path) -> None:
@@ -302,7 +312,9 @@ async def test_tenants_share_the_cores_and_a_long_wait_is_published(tmp_path: Pa
                 tenant=tenant,
             )
             event = replace(request(d), time=f"2026-11-29T07:00:0{second}+00:00")
-            works.append(group.create_task(gone(host._handle_work(Recorded(1, event)))))
+            works.append(
+                group.create_task(run_until_superseded(host._handle_work(Recorded(1, event))))
+            )
             await asyncio.sleep(0)
         places = [running.place for running in host._running.values()]
         assert [place.queued_at - place.since for place in places] == [0.0, 600.0, 0.0]
@@ -310,7 +322,9 @@ async def test_tenants_share_the_cores_and_a_long_wait_is_published(tmp_path: Pa
             await asyncio.sleep(0.2)
         for task in (waits, *works):
             task.cancel()
-    assert places[1].queued_at == places[1].since, "a late command of an ended one still queues"
+    assert places[1].queued_at == places[1].since, (
+        "a late command of an ended deliberation is still queued"
+    )
     log = [recorded.event async for recorded in app.bus.replay()]
     [published] = [event for event in log if event.data.get("workstream") == "waiting"]
     assert published.data["task_id"] == "acme_second"
@@ -323,7 +337,7 @@ async def test_a_base_whose_checks_cannot_judge_fails_before_any_model_call(
     def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str:
         return finish("never asked")
 
-    async with open_council(tmp_path, scripted(answer)) as app:
+    async with open_council(tmp_path, answer_with_approaches(answer)) as app:
         run = CheckRun("tests", Verdict.MISSING, output="no tests ran in 0.01s", exit_code=5)
         app.prepared = replace(app.prepared, runs={"tests": run})
         host = Host("host", app.bus, Unsteady(app, 0), app.parts, 4)
@@ -348,7 +362,7 @@ async def test_the_results_of_the_base_are_shown(tmp_path: Path) -> None:
 
         return append()
 
-    async with open_council(tmp_path, scripted(answer)) as app:
+    async with open_council(tmp_path, answer_with_approaches(answer)) as app:
         host = Host("host", app.bus, Unsteady(app, 0), app.parts, 4)
         await host._handle_work(Recorded(1, request(app.deliberation("single", 1))))
         steps = [
@@ -424,7 +438,7 @@ async def test_reservations_of_a_killed_host_are_released_by_the_next_host(
     async with council(tmp_path, model) as app:
         host, d, accounts = await _with_story(app, Budget(calls=100))
         await app.bus.create(request(d))
-        work = asyncio.create_task(gone(host._handle_work(Recorded(1, request(d)))))
+        work = asyncio.create_task(run_until_superseded(host._handle_work(Recorded(1, request(d)))))
         await until(lambda: len(app.server.requests) >= 3)
         work.cancel()
         await asyncio.wait({work})
@@ -434,8 +448,8 @@ async def test_reservations_of_a_killed_host_are_released_by_the_next_host(
             EventType.DELIBERATION_CANCELLED, d.task_id, {"task_id": d.task_id, "reason": "enough"}
         )
         await app.bus.publish(over)
-        other = Host("other", app.bus, Unsteady(app, 0), app.parts, 4, accounts)
-        await other._handle_work(Recorded(1, request(d), {"deliveries": "2"}))
+        next_host = Host("other", app.bus, Unsteady(app, 0), app.parts, 4, accounts)
+        await next_host._handle_work(Recorded(1, request(d), {"deliveries": "2"}))
         book = await accounts.of(d.story_id, d.tenant, Budget(calls=100))
         assert book.reserved == Amount()
         assert book.spent.calls < 3, "unanswered calls are not recorded and not counted"
@@ -454,18 +468,21 @@ async def test_a_merge_and_work_without_a_story_reserve_no_budget(tmp_path: Path
 async def test_a_host_runs_a_limited_number_of_deliberations_across_all_roles(
     tmp_path: Path,
 ) -> None:
-    running = most = 0
+    running = max_running = 0
 
     async def think(body: dict[str, Any], headers: Mapping[str, str]) -> str:
-        nonlocal running, most
+        nonlocal running, max_running
         del body, headers
         running += 1
-        most = max(most, running)
+        max_running = max(max_running, running)
         await asyncio.sleep(0.05)
         running -= 1
         return finish("An old silent pond")
 
-    async with open_council(tmp_path, scripted(think)) as app, asyncio.TaskGroup() as group:
+    async with (
+        open_council(tmp_path, answer_with_approaches(think)) as app,
+        asyncio.TaskGroup() as group,
+    ):
         hosting = group.create_task(replace(host_of(app), concurrency=2).run())
         for number in range(9):
             role = ("dev", "qa", "architect")[number % 3]
@@ -476,7 +493,7 @@ async def test_a_host_runs_a_limited_number_of_deliberations_across_all_roles(
             )
             await app.bus.enqueue(Channel.WORK.of(role), request(d))
         async with asyncio.timeout(30):
-            while finished(await app.events()) < 9:
+            while finished_count(await app.events()) < 9:
                 await asyncio.sleep(0.01)
         hosting.cancel()
-    assert most == 2
+    assert max_running == 2

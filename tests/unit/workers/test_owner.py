@@ -102,26 +102,26 @@ time.sleep(600)
 
 @pytest.mark.parametrize("when", ["before", "while"])
 async def test_a_process_ends_with_another_that_is_not_reaped(when: str) -> None:
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    owner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     if when == "before":
-        other.kill()
-        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
-        assert not process_of(other.pid).is_alive()
+        owner.kill()
+        os.waitid(os.P_PID, owner.pid, os.WEXITED | os.WNOWAIT)
+        assert not process_of(owner.pid).is_alive()
     host = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", ENDS_WITH, str(other.pid), stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", ENDS_WITH, str(owner.pid), stdout=asyncio.subprocess.PIPE
     )
     try:
         if when == "while":
             assert host.stdout is not None
             assert await host.stdout.readline() == b"watching\n"
-            assert process_of(other.pid).is_alive()
-            other.kill()
+            assert process_of(owner.pid).is_alive()
+            owner.kill()
         async with asyncio.timeout(30):
             assert await host.wait() == -signal.SIGKILL
-        assert not process_of(other.pid).is_alive()
+        assert not process_of(owner.pid).is_alive()
     finally:
-        other.kill()
-        other.wait()
+        owner.kill()
+        owner.wait()
         if host.returncode is None:
             host.kill()
             await host.wait()
@@ -205,14 +205,14 @@ time.sleep(600)
 async def test_a_ray_process_without_its_owner_ends_with_its_folder(
     tmp_path: Path, named: str
 ) -> None:
-    ended = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
-    await ended.wait()
-    folder = tmp_path / f"mh-{ended.pid}-abc"
+    dead_owner = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+    await dead_owner.wait()
+    folder = tmp_path / f"mh-{dead_owner.pid}-abc"
     folder.mkdir()
-    more = [str(folder / "r")] if named == "argument" else []
+    arguments = [str(folder / "r")] if named == "argument" else []
     env = {"RAY": str(folder)} if named == "environment" else {}
     raylet = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", RAYLET, *more, env=env, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", RAYLET, *arguments, env=env, stdout=asyncio.subprocess.PIPE
     )
     assert raylet.stdout is not None
     agent = int(await raylet.stdout.readline())

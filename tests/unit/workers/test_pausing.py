@@ -29,7 +29,13 @@ from moothall.orchestrator.service import DeliberationService
 from moothall.stories.board import Board
 from moothall.stories.coach import StoryDraft
 from moothall.workers.host import Host
-from support.council import CouncilEnvironment, Thinking, open_council, scripted, until
+from support.council import (
+    CouncilEnvironment,
+    Thinking,
+    answer_with_approaches,
+    open_council,
+    until,
+)
 from support.story import DEADLINE, START, Remembering, deliberation
 
 REQUESTED = DeliberationRequest(
@@ -57,7 +63,7 @@ async def test_a_paused_deliberation_stops_between_turns_survives_a_restart_and_
     tmp_path: Path,
 ) -> None:
     model = Thinking()
-    async with open_council(tmp_path, scripted(model)) as app:
+    async with open_council(tmp_path, answer_with_approaches(model)) as app:
         deliberations = DeliberationService(app.bus, Remembering(), Defaults(LimitSettings()))
         d = await deliberations.submit(REQUESTED, LOCAL)
         (request,) = await app.events()
@@ -95,7 +101,7 @@ async def test_a_paused_deliberation_stops_between_turns_survives_a_restart_and_
 
 async def test_a_paused_deliberation_can_be_cancelled(tmp_path: Path) -> None:
     model = Thinking()
-    async with open_council(tmp_path, scripted(model)) as app:
+    async with open_council(tmp_path, answer_with_approaches(model)) as app:
         deliberations = DeliberationService(app.bus, Remembering(), Defaults(LimitSettings()))
         d = await deliberations.submit(REQUESTED, LOCAL)
         (request,) = await app.events()
@@ -111,7 +117,7 @@ async def test_a_paused_deliberation_can_be_cancelled(tmp_path: Path) -> None:
 
 async def test_a_paused_deliberation_holds_no_budget_of_its_story(tmp_path: Path) -> None:
     model, budget = Thinking(), Budget(calls=100)
-    async with open_council(tmp_path, scripted(model)) as app:
+    async with open_council(tmp_path, answer_with_approaches(model)) as app:
         card = await Board(app.bus).create(StoryDraft("Say hello"), LOCAL, key="one", budget=budget)
         accounts = StoryBudgets(app.bus.bucket(BUCKET), app.parts.rules.limits)
         deliberations = DeliberationService(app.bus, Remembering(), Defaults(LimitSettings()))
@@ -137,7 +143,7 @@ async def test_a_paused_deliberation_holds_no_budget_of_its_story(tmp_path: Path
 
 
 async def test_an_ended_deliberation_can_be_neither_paused_nor_resumed(tmp_path: Path) -> None:
-    async with open_council(tmp_path, scripted(Thinking())) as app:
+    async with open_council(tmp_path, answer_with_approaches(Thinking())) as app:
         deliberations = DeliberationService(app.bus, Remembering(), Defaults(LimitSettings()))
         d = await deliberations.submit(REQUESTED, LOCAL)
         await app.bus.publish(
@@ -147,7 +153,7 @@ async def test_an_ended_deliberation_can_be_neither_paused_nor_resumed(tmp_path:
             await deliberations.pause(d.own_id, LOCAL)
 
 
-def turned(number: int, seconds: float) -> Event:
+def turn_event(number: int, seconds: float) -> Event:
     kind = EventType.DELIBERATION_RESUMED if number % 2 else EventType.DELIBERATION_PAUSED
     data = {"task_id": "task-a", "number": number}
     return new_event(
@@ -159,16 +165,16 @@ def test_paused_time_does_not_count_against_the_deadline() -> None:
     request = new_event(
         EventType.DELIBERATION_REQUESTED, "task-a", dump(deliberation()), time=START.isoformat()
     )
-    turns = [turned(0, 10), turned(1, 110), turned(2, 200), turned(3, 250)]
-    after = DEADLINE + timedelta(hours=1)
+    turns = [turn_event(0, 10), turn_event(1, 110), turn_event(2, 200), turn_event(3, 250)]
+    after_deadline = DEADLINE + timedelta(hours=1)
     state = fold(fold(None, request), turns[0])
-    assert not is_ready(state, after), "no deadline passes while it waits"
+    assert not is_ready(state, after_deadline), "no deadline passes while it waits"
     for order in permutations(turns):
         state = fold(None, request)
         for event in (*order, *order):
             state = fold(state, event)
         assert decision_deadline(state, timedelta()) == DEADLINE + timedelta(seconds=150)
-        assert is_ready(state, after)
+        assert is_ready(state, after_deadline)
         assert Pauses.of(order).extend(DEADLINE) == DEADLINE + timedelta(seconds=150)
     assert Pauses.of(turns[:3]).extend(DEADLINE) == NEVER
 
@@ -186,6 +192,6 @@ def test_a_malformed_event_does_not_pause(data: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("numbers", [(0,), (0, 1), (0, 1, 2)])
 def test_merging_an_older_read_of_the_pauses_changes_nothing(numbers: tuple[int, ...]) -> None:
-    all_pauses = Pauses.of(turned(number, 10.0 * number) for number in (0, 1, 2))
-    before = Pauses.of(turned(number, 10.0 * number) for number in numbers)
-    assert all_pauses.with_all(before) == before.with_all(all_pauses) == all_pauses
+    all_pauses = Pauses.of(turn_event(number, 10.0 * number) for number in (0, 1, 2))
+    older = Pauses.of(turn_event(number, 10.0 * number) for number in numbers)
+    assert all_pauses.with_all(older) == older.with_all(all_pauses) == all_pauses

@@ -17,7 +17,7 @@ from moothall.domain.task import DeliberationRequest
 from moothall.orchestrator.request_planning import Defaults
 from moothall.orchestrator.service import DeliberationService
 from moothall.workers.host import Host
-from support.council import Thinking, open_council, scripted, until
+from support.council import Thinking, answer_with_approaches, open_council, until
 from support.story import Remembering
 
 FRENCH = "Say it in French."
@@ -27,7 +27,10 @@ async def test_a_seat_gets_a_steering_message_at_its_next_turn_and_again_after_a
     tmp_path: Path,
 ) -> None:
     model = Thinking()
-    async with open_council(tmp_path, scripted(model)) as app, asyncio.TaskGroup() as group:
+    async with (
+        open_council(tmp_path, answer_with_approaches(model)) as app,
+        asyncio.TaskGroup() as group,
+    ):
         host, deliberations = (
             Host("host", app.bus, Remembering(), app.parts, 4),
             DeliberationService(app.bus, Remembering(), Defaults(LimitSettings())),
@@ -52,7 +55,7 @@ async def test_a_seat_gets_a_steering_message_at_its_next_turn_and_again_after_a
         called = [event for event in log if event.type is EventType.MODEL_CALLED]
         (steering_id,) = [event.id for event in log if event.type is EventType.DELIBERATION_STEERED]
         assert [event.data.get("told") for event in called] == [None, [steering_id]]
-        again = RecordedModel(
+        restarted_model = RecordedModel(
             app.parts.answerers.model,
             ledger=Ledger(d.budget),
             events=EventWriter(app.bus, d),
@@ -60,8 +63,10 @@ async def test_a_seat_gets_a_steering_message_at_its_next_turn_and_again_after_a
             settings=app.parts.answerers.llm,
             steering={"later": "and later"},
         )
-        message_counts = [len(again.steering_for(str(event.data["call_id"]))) for event in called]
+        message_counts = [
+            len(restarted_model.steering_for(str(event.data["call_id"]))) for event in called
+        ]
         assert message_counts == [0, 1]
-        assert len(again.steering_for(f"{d.task_id}/{d.seats[0]}/propose/0.9")) == 2, (
+        assert len(restarted_model.steering_for(f"{d.task_id}/{d.seats[0]}/propose/0.9")) == 2, (
             "a call that was never made gets all messages"
         )

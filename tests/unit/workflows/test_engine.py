@@ -1,5 +1,5 @@
-"""The workflow engine around a simulated workspace: appended lines are the workspace, posted ones
-have left it.
+"""The workflow engine with a simulated workspace: appended lines are local, posted ones are
+external effects.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ S = ToolStatus
 
 
 class Killed(Exception):
-    """The process ends here."""
+    """The simulated end of the process."""
 
 
 @dataclass
@@ -42,13 +42,13 @@ class World:
     kill: int = 10**9
     lines: list[str] = field(default_factory=list)
     commits: list[list[str]] = field(default_factory=lambda: [[]])
-    sent: list[str] = field(default_factory=list)
+    appended: list[str] = field(default_factory=list)
     began: list[str] = field(default_factory=list)
     facts: list[dict[str, Any]] = field(default_factory=list)
     begun_outside: set[str] = field(default_factory=set)
     results: dict[str, ToolResult] = field(default_factory=dict)
     in_hand: int = 0
-    most: int = 0
+    max_running: int = 0
     on_call: Callable[[ToolCall], None] = lambda _: None
 
     @property
@@ -66,7 +66,7 @@ class World:
         self.began.append(call.request_id)
         step = call.request_id.split("/")[1]
         self.in_hand += 1
-        self.most = max(self.most, self.in_hand)
+        self.max_running = max(self.max_running, self.in_hand)
         await asyncio.sleep(0)
         self.in_hand -= 1
         statuses = self.answers.get(f"{step}/undo" if "/undo/" in call.request_id else step)
@@ -74,7 +74,7 @@ class World:
         if CATALOGUE[call.tool].outside:
             self.begun_outside.add(call.request_id)
             self.live()
-            self.sent.append(step)
+            self.appended.append(step)
         elif call.tool == "files.append":
             self.lines.append(str(call.arguments["content"]))
         self.live()
@@ -109,20 +109,20 @@ class World:
         self.lines = list(self.commits[int(record.commit or 0)])
         self.in_hand = 0
 
-        async def announce(step: str, state: StepState, attempt: int, **more: Any) -> None:
+        async def announce(step: str, state: StepState, attempt: int, **details: Any) -> None:
             self.live()
-            result = more.pop("result", None)
+            result = details.pop("result", None)
             data = {
                 "step": step,
                 "state": state,
                 "attempt": attempt,
                 "compensation": False,
                 "error": "",
-                **more,
+                **details,
             }
             fact = {
                 **data,
-                "commit_sha": more.get("commit", ""),
+                "commit_sha": details.get("commit", ""),
                 "result": dump(result) if result else {},
             }
             self.facts.append(fact)
@@ -131,7 +131,7 @@ class World:
         return await Engine(self.plan, record, cast("Any", self), announce, CATALOGUE).run()
 
     async def run_to_the_end(self, lives: list[int]) -> tuple[End, str]:
-        """Run, be killed and run again; the last run is long."""
+        """Run, be killed and run again; the last run is not killed."""
         for life in lives:
             self.kill = life
             try:
@@ -148,26 +148,26 @@ class World:
         ]
 
 
-def append(name: str, content: str | None = None, **more: Any) -> dict[str, Any]:
+def append(name: str, content: str | None = None, **fields: Any) -> dict[str, Any]:
     return {
         "id": name,
         "tool": "files.append",
         "arguments": {"path": "log", "content": content or name},
-        **more,
+        **fields,
     }
 
 
-def post(name: str, **more: Any) -> dict[str, Any]:
+def post(name: str, **fields: Any) -> dict[str, Any]:
     return {
         "id": name,
         "tool": "http.post",
         "arguments": {"url": "https://e.org", "body": name},
-        **more,
+        **fields,
     }
 
 
-def look(name: str, **more: Any) -> dict[str, Any]:
-    return {"id": name, "tool": "files.info", "arguments": {"path": "log"}, **more}
+def look_step(name: str, **fields: Any) -> dict[str, Any]:
+    return {"id": name, "tool": "files.info", "arguments": {"path": "log"}, **fields}
 
 
 def world(*steps: Mapping[str, Any], parallelism: int = 4, **answers: list[ToolStatus]) -> World:
@@ -199,8 +199,8 @@ async def test_outputs_are_passed_on_and_a_failed_step_is_retried() -> None:
 
 async def test_stop_skips_the_following_steps() -> None:
     flow = world(append("a"), append("b"), append("c"), b=[S.ERROR])
-    end, why = await flow.run()
-    assert (end, why) == (End.FAILED, "step b: it failed")
+    end, reason = await flow.run()
+    assert (end, reason) == (End.FAILED, "step b: it failed")
     assert flow.state_lines()[-2:] == ["b failed", "c skipped"]
 
 
@@ -229,13 +229,13 @@ async def test_compensations_run_in_reverse_even_if_one_fails() -> None:
         append("d", on_failure="compensate"),
         d=[S.ERROR],
     )
-    end, why = await flow.run()
-    assert (end, "was undone" in why) == (End.COMPENSATED, True)
+    end, reason = await flow.run()
+    assert (end, "was undone" in reason) == (End.COMPENSATED, True)
     assert flow.lines[-2:] == ["undone log c", "undone log a"]
     flow = world(with_undo("a"), with_undo("c"), append("d", on_failure="compensate"), d=[S.ERROR])
     flow.answers["c/undo"] = [S.ERROR]
-    end, why = await flow.run()
-    assert (end, why.endswith("could not be undone for c")) == (End.FAILED, True)
+    end, reason = await flow.run()
+    assert (end, reason.endswith("could not be undone for c")) == (End.FAILED, True)
     assert flow.state_lines()[-4:] == [
         "c undo started",
         "c undo failed",
@@ -257,7 +257,7 @@ async def test_an_external_effect_with_an_unknown_outcome_is_never_repeated(
 ) -> None:
     flow = world(post("a", retry={"attempts": 5}), a=[status])
     assert (await flow.run())[0] is End.FAILED
-    assert flow.sent == ["a"]
+    assert flow.appended == ["a"]
 
 
 async def test_a_step_whose_executor_died_runs_again_on_unchanged_files() -> None:
@@ -278,17 +278,17 @@ async def test_a_parked_step_waits_for_approval_and_uses_its_result() -> None:
 
 
 async def test_steps_run_concurrently_but_only_one_changes_files() -> None:
-    flow = world(*(look(f"l{number}", needs=[]) for number in range(9)), parallelism=3)
+    flow = world(*(look_step(f"l{number}", needs=[]) for number in range(9)), parallelism=3)
     assert (await flow.run())[0] is End.SUCCEEDED
-    assert flow.most == 3
+    assert flow.max_running == 3
     writers = world(*(append(f"w{number}", needs=[]) for number in range(5)))
     assert (await writers.run())[0] is End.SUCCEEDED
-    assert writers.most == 1
+    assert writers.max_running == 1
 
 
 async def test_a_reference_to_a_missing_output_fails_only_its_step() -> None:
     flow = world(
-        look("a"), append("b", "${steps.a.output.type}", on_failure="continue"), append("c")
+        look_step("a"), append("b", "${steps.a.output.type}", on_failure="continue"), append("c")
     )
     assert (await flow.run())[0] is End.PARTIAL
     assert "steps.a.output has path, echo" in str([fact["error"] for fact in flow.facts])
@@ -312,7 +312,7 @@ STEPS = (
     append("a"),
     post("b"),
     append("c", "${steps.a.output.path} ${steps.b.status}", needs=["b"]),
-    look("d", needs=["a"]),
+    look_step("d", needs=["a"]),
     append("e", needs=["a"]),
 )
 
@@ -321,20 +321,20 @@ STEPS = (
 def test_no_step_is_done_twice_despite_kills_at_any_point(lives: list[int]) -> None:
     flow = world(*STEPS)
     end, _ = asyncio.run(flow.run_to_the_end(lives))
-    assert flow.sent.count("b") <= 1, flow.state_lines()
+    assert flow.appended.count("b") <= 1, flow.state_lines()
     unknown = "b unknown" in flow.state_lines()
     assert end is (End.FAILED if unknown else End.SUCCEEDED), flow.state_lines()
     if not unknown:
-        assert flow.sent == ["b"]
+        assert flow.appended == ["b"]
         assert sorted(flow.lines) == ["a", "e", "log success"], flow.state_lines()
     else:
         assert len(flow.lines) == len(set(flow.lines))
-    ended = [
+    end_lines = [
         line
         for line in flow.state_lines()
         if line.split()[1] in {"succeeded", "failed", "unknown", "skipped"}
     ]
-    assert len(ended) == len(set(ended)) == len(STEPS)
+    assert len(end_lines) == len(set(end_lines)) == len(STEPS)
 
 
 @given(st.lists(st.integers(0, 14), max_size=5))

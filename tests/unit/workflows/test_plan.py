@@ -21,8 +21,8 @@ WRITE = {
 }
 
 
-def plan_of(*steps: dict[str, Any], **more: Any) -> Any:
-    return read_plan({"id": "wf", "steps": list(steps), **more}, ALLOWED)
+def plan_of(*steps: dict[str, Any], **fields: Any) -> Any:
+    return read_plan({"id": "wf", "steps": list(steps), **fields}, ALLOWED)
 
 
 def test_a_plan_is_read_as_written() -> None:
@@ -78,9 +78,9 @@ def test_steps_follow_the_previous_one_unless_they_declare_needs_or_refer() -> N
 
 
 def test_the_same_document_has_the_same_digest_whatever_its_id() -> None:
-    one, two = plan_of(READ), read_plan({"steps": [READ]}, ALLOWED)
-    assert (one.digest == two.digest, two.id.startswith("wf-")) == (True, True)
-    assert plan_of(READ, name="x").digest != one.digest
+    unnamed_plan, read_back = plan_of(READ), read_plan({"steps": [READ]}, ALLOWED)
+    assert (unnamed_plan.digest == read_back.digest, read_back.id.startswith("wf-")) == (True, True)
+    assert plan_of(READ, name="x").digest != unnamed_plan.digest
 
 
 @pytest.mark.parametrize(
@@ -183,11 +183,11 @@ def test_steps_of_any_acyclic_plan_follow_their_needs(
         for name in range(6)
     }
     plan = plan_of(*({**READ, "id": f"s{name}", "needs": needs[name]} for name in range(6)))
-    seen: set[str] = set()
+    finished: set[str] = set()
     for step in plan.steps:
-        assert set(step.needs) <= seen
-        seen.add(step.id)
-    assert len(seen) == 6
+        assert set(step.needs) <= finished
+        finished.add(step.id)
+    assert len(finished) == 6
 
 
 @pytest.mark.parametrize("seconds", [1e300, 1e12, float("inf"), float("nan"), -1])

@@ -111,12 +111,12 @@ def test_a_whole_reference_returns_the_original_value(output: dict[str, Any]) ->
     "bomb", ["${steps.read.output.content}" * 1000, ["${steps.read.output.content}"] * 1000]
 )
 def test_a_short_text_cannot_expand_to_gigabytes(bomb: Any) -> None:
-    looked = []
+    lookups = []
 
     def look_up(reference: Reference) -> Any:
-        looked.append(reference)
+        lookups.append(reference)
         return "x" * 60_000
 
     with pytest.raises(InvalidRequest, match="characters in all"):
         fill_in({"a": bomb}, look_up)
-    assert len(looked) < 100
+    assert len(lookups) < 100

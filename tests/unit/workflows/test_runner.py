@@ -8,7 +8,7 @@ from moothall.workflows.runner import log_exceptions
 
 
 async def test_an_error_in_one_workflow_does_not_end_another() -> None:
-    async def broken() -> None:
+    async def raise_bug() -> None:
         await asyncio.sleep(0)
         raise OverflowError("no calendar holds this")
 
@@ -19,7 +19,7 @@ async def test_an_error_in_one_workflow_does_not_end_another() -> None:
         finished.append("fine")
 
     async with asyncio.TaskGroup() as group:
-        group.create_task(log_exceptions(broken(), "one"))
+        group.create_task(log_exceptions(raise_bug(), "one"))
         group.create_task(log_exceptions(fine(), "other"))
     assert finished == ["fine"]
 

@@ -1,6 +1,4 @@
-"""What an executor says is taken as what it must be, whatever it says: it may be one that hostile
-code took over.
-"""
+"""Answers of an executor are parsed defensively, because hostile code may have taken it over."""
 
 from __future__ import annotations
 
@@ -61,7 +59,7 @@ OUTPUT_TEXT = dict.fromkeys(FIELDS, VALUES) | {
     "durations": BY_CASE,
 }
 ANSWERS = st.fixed_dictionaries({}, optional=OUTPUT_TEXT).map(
-    lambda output_text: {"status": "success", **output_text}
+    lambda fields: {"status": "success", **fields}
 )
 READERS: dict[str, Callable[[dict[str, Any]], object]] = {
     "tool": lambda answer: executor_connection.parse_result(CALL, answer),
@@ -87,14 +85,14 @@ def test_deeply_nested_results_do_not_end_the_host(reader: str) -> None:
     deep: list[Any] = []
     for _ in range(900):
         deep = [deep]
-    output_text = {
+    fields = {
         "output": {"deep": deep},
         "details": {"one": deep},
         "value": deep,
         "error": deep,
         "end": {"value": deep},
     }
-    read_as(reader, {"status": "success", **output_text})
+    read_as(reader, {"status": "success", **fields})
 
 
 def read_as(reader: str, answer: dict[str, Any]) -> None:

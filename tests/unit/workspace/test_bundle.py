@@ -27,7 +27,7 @@ def test_the_executor_starts_from_its_bytecode_without_expensive_imports(
         f"import sys; sys.path.insert(0, {str(tmp_path / 'code')!r}); import "
         "moothall.sandbox_runtime.executor; print(*sys.modules)"
     )
-    ran = subprocess.run(
+    process = subprocess.run(
         [str(interpreter()), "-I", "-S", "-c", code],
         capture_output=True,
         text=True,
@@ -35,20 +35,20 @@ def test_the_executor_starts_from_its_bytecode_without_expensive_imports(
         cwd=tmp_path,
         timeout=60,
     )
-    loaded = set(ran.stdout.split())
+    loaded = set(process.stdout.split())
     assert "moothall.sandbox_runtime.commands" in loaded
     assert not loaded & set(_COSTLY)
 
 
 def test_the_bundle_contains_bytecode_and_reporters_readable_by_any_uid(tmp_path: Path) -> None:
     bundle(tmp_path / "code")
-    found = [path for path in (tmp_path / "code").rglob("*") if path.is_file()]
-    reporters = [path for path in found if path.parent.name == "plugins"]
-    programs = [path for path in found if path.parent.name == "bin"]
-    assert {path.suffix for path in found if path not in (*reporters, *programs)} == {".pyc"}
+    files = [path for path in (tmp_path / "code").rglob("*") if path.is_file()]
+    reporters = [path for path in files if path.parent.name == "plugins"]
+    programs = [path for path in files if path.parent.name == "bin"]
+    assert {path.suffix for path in files if path not in (*reporters, *programs)} == {".pyc"}
     assert {path.name for path in reporters} >= {"moothall_pytest.py", "moothall_node.cjs"}, (
         "they are source, for any interpreter"
     )
     assert [(path.name, path.stat().st_mode & 0o777) for path in programs] == [("node", 0o755)]
-    assert all(path.stat().st_mode & 0o777 == 0o644 for path in found if path not in programs)
-    assert all(path.parent.stat().st_mode & 0o777 == 0o755 for path in found)
+    assert all(path.stat().st_mode & 0o777 == 0o644 for path in files if path not in programs)
+    assert all(path.parent.stat().st_mode & 0o777 == 0o755 for path in files)

@@ -24,9 +24,9 @@ BASE = Base(
 )
 
 
-def made(data_dir: Path) -> Layout:
-    """A checkout that was used just now, its environment, a starter, a clone; all but the use are
-    old.
+def create_stored_items(data_dir: Path) -> Layout:
+    """Create an old checkout that was used just now, its old environment, and an old starter and
+    clone.
     """
     layout = Layout(data_dir)
     folders = [
@@ -52,7 +52,7 @@ def kinds(items: tuple[StoredItem, ...]) -> list[str]:
 
 
 def test_stored_items_used_by_a_recent_checkout_are_recent(tmp_path: Path) -> None:
-    made(tmp_path)
+    create_stored_items(tmp_path)
     items = list_stored(tmp_path)
     assert kinds(items) == ["checkout", "clone", "environment", "history", "starter"]
     assert all(item.size >= 10_000 for item in items)
@@ -67,14 +67,14 @@ def test_stored_items_used_by_a_recent_checkout_are_recent(tmp_path: Path) -> No
 
 
 async def test_items_in_use_stay_and_the_rest_is_deleted(tmp_path: Path) -> None:
-    layout = made(tmp_path)
-    gone: list[StoredItem] = []
+    layout = create_stored_items(tmp_path)
+    deleted: list[StoredItem] = []
     async with layout.lock("k"):
-        busy = await clean(tmp_path, list_stored(tmp_path), gone.append)
+        busy = await clean(tmp_path, list_stored(tmp_path), deleted.append)
     assert kinds(busy) == ["checkout", "history"]
-    assert kinds(tuple(gone)) == ["clone", "environment", "starter"]
+    assert kinds(tuple(deleted)) == ["clone", "environment", "starter"]
     assert layout.tree("k").exists()
-    assert await clean(tmp_path, list_stored(tmp_path), gone.append) == ()
+    assert await clean(tmp_path, list_stored(tmp_path), deleted.append) == ()
     assert not layout.tree("k").exists()
     assert not layout.history("k").exists()
     assert not layout.prepared_file("k").exists()
@@ -86,7 +86,7 @@ async def test_an_open_workspace_is_detected_by_its_lock(tmp_path: Path) -> None
     assert not has_open_workspaces(tmp_path)
     (layout.run / "1-a").mkdir(parents=True)
     (layout.run / "1-a/lock").touch()
-    assert not has_open_workspaces(tmp_path), "nobody holds it: left by one who was killed"
+    assert not has_open_workspaces(tmp_path), "unlocked: its process was killed"
     (tmp_path / "locks").symlink_to(layout.run / "1-a")
     async with layout.lock("lock"):
         assert has_open_workspaces(tmp_path)
@@ -94,6 +94,6 @@ async def test_an_open_workspace_is_detected_by_its_lock(tmp_path: Path) -> None
 
 def test_a_hard_linked_file_counts_once(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * 100_000)
-    before = disk_size(tmp_path)
+    size_before = disk_size(tmp_path)
     (tmp_path / "b").hardlink_to(tmp_path / "a")
-    assert disk_size(tmp_path) == before
+    assert disk_size(tmp_path) == size_before

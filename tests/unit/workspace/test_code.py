@@ -45,14 +45,14 @@ async def test_a_python_session_keeps_its_state(app: Local, prepared: Prepared) 
             0,
             "1\n",
         )
-        again = await app.call(
+        second_result = await app.call(
             workspace, "code.python", code="x += 1\nprint(f(1), math.floor(2.5))", session="a"
         )
-        assert again.output["output"] == "43 2\n"
-        other = await app.call(workspace, "code.python", code="x", session="b")
-        assert other.output["exit_code"] == 1
-        assert "NameError" in other.output["output"]
-        # What it made is in the workspace, what it keeps is not.
+        assert second_result.output["output"] == "43 2\n"
+        result_of_other = await app.call(workspace, "code.python", code="x", session="b")
+        assert result_of_other.output["exit_code"] == 1
+        assert "NameError" in result_of_other.output["output"]
+        # Created files are in the workspace, the state of the session is not.
         listed = await app.call(workspace, "files.list")
         assert "made.txt" in listed.output["entries"]
         assert (await workspace.patch("made")).paths == ("made.txt",)
@@ -65,10 +65,10 @@ async def test_a_python_session_keeps_its_state(app: Local, prepared: Prepared) 
 
 async def test_a_file_that_cannot_be_stored_is_reported(app: Local, prepared: Prepared) -> None:
     async with app.workspaces.open(prepared, "one") as workspace:
-        ran = await app.call(
+        result = await app.call(
             workspace, "code.python", code="lines = open('/dev/null')", session="a"
         )
-        assert "[not kept for the session: lines]" in ran.output["output"]
+        assert "[not kept for the session: lines]" in result.output["output"]
 
 
 async def test_a_session_is_unchanged_if_a_call_is_stopped(app: Local, prepared: Prepared) -> None:
@@ -93,12 +93,15 @@ async def test_the_shell_keeps_folder_variables_and_functions(
             command="cd src; A=1; B='two words'; greet() { echo hi $1; }",
             session="a",
         )
-        again = await app.call(
+        second_result = await app.call(
             workspace, "code.shell", command="pwd; echo $A $B; greet you; exit 4", session="a"
         )
-        assert again.output == {"exit_code": 4, "output": "/workspace/src\n1 two words\nhi you\n"}
-        alone = await app.call(workspace, "code.shell", command="pwd; echo [$A]")
-        assert alone.output["output"] == "/workspace\n[]\n"
+        assert second_result.output == {
+            "exit_code": 4,
+            "output": "/workspace/src\n1 two words\nhi you\n",
+        }
+        without_session = await app.call(workspace, "code.shell", command="pwd; echo [$A]")
+        assert without_session.output["output"] == "/workspace\n[]\n"
 
 
 async def test_internal_names_do_not_interfere_with_a_shell_session(
@@ -109,13 +112,13 @@ async def test_internal_names_do_not_interfere_with_a_shell_session(
         assert (await app.call(workspace, "code.shell", command=first, session="a")).output[
             "output"
         ] == "0\n"
-        again = await app.call(
+        second_result = await app.call(
             workspace,
             "code.shell",
             command="count+=3; echo $count $session $code $state",
             session="a",
         )
-        assert again.output == {"exit_code": 0, "output": "5 s c t\n"}
+        assert second_result.output == {"exit_code": 0, "output": "5 s c t\n"}
 
 
 @node
@@ -127,21 +130,21 @@ async def test_a_node_session_keeps_its_globals(app: Local, prepared: Prepared) 
             code="var q = [1, 2]; function f(x) { return x + 1 }",
             session="a",
         )
-        again = await app.call(
+        second_result = await app.call(
             workspace, "code.node", code="console.log(q.length, f(5))", session="a"
         )
-        assert again.output == {"exit_code": 0, "output": "2 6\n"}
+        assert second_result.output == {"exit_code": 0, "output": "2 6\n"}
 
 
 @pytest.mark.parametrize("code", ["--help", "-c", "--", "-"])
 async def test_code_is_never_read_as_an_option(app: Local, prepared: Prepared, code: str) -> None:
     async with app.workspaces.open(prepared, "one") as workspace:
-        ran = [
+        results = [
             await app.call(workspace, "code.python", code=code),
             await app.call(workspace, "code.shell", command=code),
             *([await app.call(workspace, "code.node", code=code)] if shutil.which("node") else []),
         ]
-    for result in ran:
+    for result in results:
         assert result.status is ToolStatus.SUCCESS
         assert result.output["exit_code"] != 0
         assert "usage" not in result.output["output"].lower()
@@ -170,4 +173,4 @@ async def test_the_system_is_shown(app: Local, prepared: Prepared) -> None:
         assert info.output["processors"] >= 1
         assert info.output["system"].startswith("Linux")
         running = await app.call(workspace, "system.processes")
-        assert len(running.output["processes"]) == 1  # the executor, and nothing of the host
+        assert len(running.output["processes"]) == 1  # only the executor, no process of the host

@@ -1,4 +1,4 @@
-"""What a host hears from an executor that was taken over."""
+"""Messages of an executor that hostile code has taken over."""
 
 from __future__ import annotations
 

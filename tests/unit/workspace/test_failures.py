@@ -43,23 +43,23 @@ def test_a_package_missing_from_the_index_is_a_failure_line() -> None:
 
 
 def test_the_failure_line_of_yarn_precedes_its_summary() -> None:
-    output_text = (
+    first_lines = (
         "➤ YN0000: ┌ Post-resolution validation\n➤ YN0028: │ The lockfile would have been "
         "modified, which is explicitly forbidden.\n"
     )
     assert "YN0028" in find_failure_line(
-        f"{output_text}➤ YN0000: └ Completed\n➤ YN0000: · Failed with errors in 0s 104ms\n"
+        f"{first_lines}➤ YN0000: └ Completed\n➤ YN0000: · Failed with errors in 0s 104ms\n"
     )
 
 
 def test_the_text_says_what_to_write_where_and_is_bounded() -> None:
-    output_text = explain(
+    explanation = explain(
         ("pip", "install", "."),
         "exit code 1",
         "x" * 1_000_000 + "\nerror: y\n" * 5000,
         earlier_failure="The other.\n",
     )
-    assert ".moothall.toml" in output_text
-    assert "--setup" in output_text
-    assert "\nThe other.\nConfigure the commands" in output_text
-    assert len(output_text) < 10_000
+    assert ".moothall.toml" in explanation
+    assert "--setup" in explanation
+    assert "\nThe other.\nConfigure the commands" in explanation
+    assert len(explanation) < 10_000

@@ -33,10 +33,10 @@ class Files:
         self.now: list[Change] = []
 
     async def changes(self) -> WorkspaceChanges:
-        known = await self.clone.files(self.state.base_sha)
+        base_files = await self.clone.files(self.state.base_sha)
         ignored = await self.clone.ignored(
             self.state.base_sha,
-            NewPaths((), [change.path for change in self.now if change.path not in known], {}),
+            NewPaths((), [change.path for change in self.now if change.path not in base_files], {}),
         )
         return WorkspaceChanges(
             [change for change in self.now if change.path not in ignored], ignored
@@ -93,8 +93,8 @@ async def test_a_new_ignored_file_is_named(files: Files) -> None:
 async def test_add_commit_and_log(files: Files) -> None:
     files.now = [SOLVED, NEW]
     assert await files.call("git.add", paths=["src"]) == {"added": [UTILS]}
-    made = await files.call("git.commit", message="Add hello_world()")
-    assert made["files"] == [UTILS]
+    commit = await files.call("git.commit", message="Add hello_world()")
+    assert commit["files"] == [UTILS]
     assert [item["path"] for item in (await files.call("git.status"))["changed"]] == ["new.txt"]
     files.now = [NEW]  # the solution was taken back
     assert {item["path"] for item in (await files.call("git.status"))["changed"]} == {

@@ -14,15 +14,15 @@ from moothall.workspace.pool import concurrent_commands
 SETTINGS = WorkspaceSettings(check_seconds=100, check_floor_seconds=12)
 
 
-def prepared(**run: object) -> Prepared:
-    received = CheckRun("tests", Verdict.PASSED, **{"duration_ms": 1000, **run})  # type: ignore[arg-type]
+def prepared_with(**run: object) -> Prepared:
+    check_run = CheckRun("tests", Verdict.PASSED, **{"duration_ms": 1000, **run})  # type: ignore[arg-type]
     return Prepared(
-        Base("r", "0" * 40, Profile(checks={"tests": ("x",)})), "key", (), {"tests": received}
+        Base("r", "0" * 40, Profile(checks={"tests": ("x",)})), "key", (), {"tests": check_run}
     )
 
 
 @pytest.mark.parametrize(
-    ("command", "seconds", "why"),
+    ("command", "seconds", "setting"),
     [
         ("python -m pytest", 100, "workspace.check_seconds"),
         ("go test ./...", 100, "workspace.check_seconds"),
@@ -32,14 +32,16 @@ def prepared(**run: object) -> Prepared:
     ],
 )
 def test_the_base_gets_the_maximum_time_and_triple_the_limit_per_case(
-    command: str, seconds: float, why: str
+    command: str, seconds: float, setting: str
 ) -> None:
     profile = Profile(checks={"tests": tuple(command.split())})
     bare = Prepared(Base("r", "0" * 40, profile), "key", ())
-    assert limit(SETTINGS, bare, "tests") == CheckLimit(seconds, 6, why)
-    received = replace(profile, reports={"tests": ("out/*.xml",)})
+    assert limit(SETTINGS, bare, "tests") == CheckLimit(seconds, 6, setting)
+    with_reports = replace(profile, reports={"tests": ("out/*.xml",)})
     assert (
-        limit(SETTINGS, replace(bare, base=replace(bare.base, profile=received)), "tests").seconds
+        limit(
+            SETTINGS, replace(bare, base=replace(bare.base, profile=with_reports)), "tests"
+        ).seconds
         == 100
     )
     assert (
@@ -75,22 +77,22 @@ def test_the_base_gets_the_maximum_time_and_triple_the_limit_per_case(
 def test_limits_are_derived_from_the_base_run(
     run: dict[str, object], expected: tuple[float, float, str]
 ) -> None:
-    assert limit(SETTINGS, prepared(**run), "tests") == CheckLimit(*expected)
+    assert limit(SETTINGS, prepared_with(**run), "tests") == CheckLimit(*expected)
 
 
 def test_a_reached_limit_is_named_with_its_setting() -> None:
-    given = CheckLimit(42, 2, "workspace.check_floor_seconds")
+    check_limit = CheckLimit(42, 2, "workspace.check_floor_seconds")
     assert (
-        describe_limit("tests", "timeout", given, SandboxSettings())
+        describe_limit("tests", "timeout", check_limit, SandboxSettings())
         == "tests hit the limit of 42 s (workspace.check_floor_seconds)"
     )
     assert "sandbox.memory_bytes = 2e+09" in describe_limit(
-        "tests", "memory", given, SandboxSettings()
+        "tests", "memory", check_limit, SandboxSettings()
     )
 
 
 @pytest.mark.parametrize(
-    ("status", "seconds", "requested", "output_text"),
+    ("status", "seconds", "requested_seconds", "words"),
     [
         ("success", 120, 120, ""),
         (
@@ -115,11 +117,11 @@ def test_a_reached_limit_is_named_with_its_setting() -> None:
     ],
 )
 def test_the_reason_for_stopping_a_shell_command_is_reported(
-    status: str, seconds: float, requested: float, output_text: str
+    status: str, seconds: float, requested_seconds: float, words: str
 ) -> None:
-    received = describe_shell_limit(status, seconds, requested, 600.0, SandboxSettings())
-    assert output_text in received
-    assert bool(received) is bool(output_text)
+    description = describe_shell_limit(status, seconds, requested_seconds, 600.0, SandboxSettings())
+    assert words in description
+    assert bool(description) is bool(words)
 
 
 def test_no_more_commands_run_at_a_time_than_fit_into_memory() -> None:

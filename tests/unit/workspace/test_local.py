@@ -46,7 +46,7 @@ async def prepared(app: Local) -> Prepared:
     return await app.prepared(CHECKS, protected=("tests/**", "conftest.py"))
 
 
-async def inside(app: Local, prepared: Prepared, code: str, *, name: str = "probe") -> Any:
+async def run_code(app: Local, prepared: Prepared, code: str, *, name: str = "probe") -> Any:
     """Run Python code in a fresh workspace and return it with the run."""
     ready = replace(
         prepared, base=replace(prepared.base, profile=Profile(checks={"run": python(code)}))
@@ -59,13 +59,13 @@ async def test_a_failing_test_is_fixed_by_a_patch_that_passes_a_clean_check(
     app: Local, prepared: Prepared
 ) -> None:
     async with app.workspaces.open(prepared, "one") as workspace:
-        before = await workspace.check("tests")
-        assert (before.verdict, before.cases[f"{TESTS}::test_hello_world"]) == (
+        run_before = await workspace.check("tests")
+        assert (run_before.verdict, run_before.cases[f"{TESTS}::test_hello_world"]) == (
             Verdict.FAILED,
             "failed",
         )
-        done = await app.call(workspace, "files.append", path=UTILS, content=SOLUTION)
-        assert done.status is ToolStatus.SUCCESS
+        edit = await app.call(workspace, "files.append", path=UTILS, content=SOLUTION)
+        assert edit.status is ToolStatus.SUCCESS
         tests = await app.call(workspace, "tests.pytest", keyword="hello_world")
         assert tests.output["verdict"] == "passed"
         assert tests.output["passed"] == 1
@@ -88,9 +88,11 @@ async def test_base_tests_in_a_large_code_file_are_restored(tmp_path: Path) -> N
     ) as app:
         prepared = await app.prepared()
         forged = tests.replace("assert_eq!(super::f(), 2)", "")
-        made = Change("src/lib.rs", FILE, f"pub fn f() -> u8 {{ 2 }}\n{padding}{forged}".encode())
-        patch = await app.clone.commit_changes(app.sha, [made], "forge")
-        for _ in range(2):  # what a diff comes to is kept, and is the same again
+        forged_change = Change(
+            "src/lib.rs", FILE, f"pub fn f() -> u8 {{ 2 }}\n{padding}{forged}".encode()
+        )
+        patch = await app.clone.commit_changes(app.sha, [forged_change], "forge")
+        for _ in range(2):  # applying the diff again gives the same commit
             async with app.workspaces.open(
                 prepared, "judged", patch=patch.diff, judged=True
             ) as workspace:
@@ -99,7 +101,7 @@ async def test_base_tests_in_a_large_code_file_are_restored(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("path", "text", "name", "content", "came"),
+    ("path", "text", "name", "content", "expected"),
     [
         (
             "a.py",
@@ -139,39 +141,44 @@ async def test_base_tests_in_a_large_code_file_are_restored(tmp_path: Path) -> N
     ],
 )
 async def test_the_grammars_are_available_in_the_sandbox(
-    app: Local, prepared: Prepared, *, path: str, text: str, name: str, content: str, came: str
+    app: Local, prepared: Prepared, *, path: str, text: str, name: str, content: str, expected: str
 ) -> None:
     async with app.workspaces.open(prepared, "one") as workspace:
         await app.call(workspace, "files.write", path=path, content=text)
-        done = await app.call(workspace, "files.define", path=path, name=name, content=content)
-        assert (done.status, done.error) == (ToolStatus.SUCCESS, "")
-        assert done.output["replaced"]
-        assert (await app.call(workspace, "files.read", path=path)).output["content"] == came
+        definition = await app.call(
+            workspace, "files.define", path=path, name=name, content=content
+        )
+        assert (definition.status, definition.error) == (ToolStatus.SUCCESS, "")
+        assert definition.output["replaced"]
+        assert (await app.call(workspace, "files.read", path=path)).output["content"] == expected
 
 
 async def test_a_repo_map_is_built_in_the_sandbox(app: Local, prepared: Prepared) -> None:
-    found = await RepoMapper(app.workspaces).survey(
+    repo_map = await RepoMapper(app.workspaces).survey(
         prepared, RepoMapRequest(frames=((UTILS, 2),), words=("greet",), map_chars=500)
     )
-    assert f"{UTILS}:" in found.map
-    assert [span.path for span in found.spans] == [UTILS]
+    assert f"{UTILS}:" in repo_map.map
+    assert [span.path for span in repo_map.spans] == [UTILS]
 
 
 async def test_workspaces_do_not_see_each_other(app: Local, prepared: Prepared) -> None:
     async with (
-        app.workspaces.open(prepared, "a") as one,
-        app.workspaces.open(prepared, "b") as other,
+        app.workspaces.open(prepared, "a") as first_workspace,
+        app.workspaces.open(prepared, "b") as second_workspace,
     ):
-        await app.call(one, "files.write", path=UTILS, content="mine = 1\n")
-        assert "mine" not in (await app.call(other, "files.read", path=UTILS)).output["content"]
-        assert not (await other.patch("nothing")).diff
+        await app.call(first_workspace, "files.write", path=UTILS, content="mine = 1\n")
+        assert (
+            "mine"
+            not in (await app.call(second_workspace, "files.read", path=UTILS)).output["content"]
+        )
+        assert not (await second_workspace.patch("nothing")).diff
 
 
 async def test_reading_a_folder_reports_its_entries(app: Local, prepared: Prepared) -> None:
     async with app.workspaces.open(prepared, "a") as workspace:
-        found = await app.call(workspace, "files.read", path="src")
-    assert (found.status, found.error) == (ToolStatus.ERROR, "'src' is a folder, not a file")
-    assert "utils.py" in found.output["entries"]
+        listing = await app.call(workspace, "files.read", path="src")
+    assert (listing.status, listing.error) == (ToolStatus.ERROR, "'src' is a folder, not a file")
+    assert "utils.py" in listing.output["entries"]
 
 
 async def test_every_kind_of_change_is_part_of_the_patch(app: Local, prepared: Prepared) -> None:
@@ -221,7 +228,7 @@ os.mkdir('closed'); open('closed/f', 'w').write('f'); os.chmod('closed/f', 0); o
 
 
 @pytest.mark.parametrize(
-    ("code", "why"),
+    ("code", "reason"),
     [
         ("import os; os.mkfifo('pipe')", "pipe"),
         ("import os; os.symlink('/etc/passwd', 'link')", "link"),
@@ -234,14 +241,14 @@ os.mkdir('closed'); open('closed/f', 'w').write('f'); os.chmod('closed/f', 0); o
     ],
 )
 async def test_changes_that_no_patch_can_hold_are_refused(
-    app: Local, prepared: Prepared, code: str, why: str
+    app: Local, prepared: Prepared, code: str, reason: str
 ) -> None:
     async with app.workspaces.open(prepared, "bad") as workspace:
         answer = await workspace._executor.request(
             "run", wall_seconds=10, argv=python(code), env={}
         )
         assert answer["exit_code"] == 0, answer["output"]
-        with pytest.raises(PatchRefused, match=why):
+        with pytest.raises(PatchRefused, match=reason):
             await workspace.patch("bad")
 
 
@@ -262,7 +269,7 @@ async def test_odd_entries_of_the_base_exist_and_only_their_changes_are_refused(
         app.sha = await app.clone.fetch(str(repo.path), repo.commit())
         prepared = await app.prepared()
         assert odd not in prepared.files
-        there = f"""
+        assertions = f"""
 import os
 assert all(open(name).read() == 'odd\\n' for name in ({odd!r}, {f"pkg/{odd}"!r}, 'back\\\\slash'))
 assert os.readlink('null') == '/dev/null' and open('null').read() == '' and os.readlink('out') == '../sibling'
@@ -271,7 +278,7 @@ open('new.txt', 'w').close()
 """  # noqa: E501 - a line of embedded text
         run = "import shutil, os; "
         for code, refused in (
-            (there, ""),
+            (assertions, ""),
             (f"import os; os.unlink({odd!r})", "odd"),
             (f"import os; os.rename({odd!r}, 'plain.txt')", "odd"),
             ("import shutil; shutil.rmtree('pkg')", "pkg/odd"),
@@ -328,8 +335,8 @@ async def test_files_left_by_a_check_are_not_part_of_the_change(tmp_path: Path) 
         async with app.workspaces.open(prepared, "leaves") as workspace:
             await workspace.write([Change("mine.txt", FILE, b"mine\n")])
             assert (await workspace.check("tests")).verdict == "passed"
-            made = {change.path: change.content for change in await workspace.changes()}
-    assert made == {"mine.txt": b"mine\n"}
+            contents = {change.path: change.content for change in await workspace.changes()}
+    assert contents == {"mine.txt": b"mine\n"}
 
 
 async def test_a_check_without_tests_is_missing(app: Local, prepared: Prepared) -> None:
@@ -342,16 +349,16 @@ async def test_git_tools_run_on_the_trusted_side(app: Local, prepared: Prepared)
     async with app.workspaces.open(prepared, "git") as workspace:
         await app.call(workspace, "files.append", path=UTILS, content=SOLUTION)
         assert (await app.call(workspace, "git.status")).output["changed"][0]["path"] == UTILS
-        made = await app.call(workspace, "git.commit", message="one")
-        assert made.status is ToolStatus.SUCCESS
+        commit = await app.call(workspace, "git.commit", message="one")
+        assert commit.status is ToolStatus.SUCCESS
         back = await app.call(workspace, "git.checkout", ref="HEAD~1")
         assert back.status is ToolStatus.SUCCESS, back.error
         assert (
             "hello_world"
             not in (await app.call(workspace, "files.read", path=UTILS)).output["content"]
         )
-        wrong = await app.call(workspace, "git.checkout", ref="elsewhere")
-        assert (wrong.status, "no commit" in wrong.error) == (ToolStatus.INVALID, True)
+        checkout = await app.call(workspace, "git.checkout", ref="elsewhere")
+        assert (checkout.status, "no commit" in checkout.error) == (ToolStatus.INVALID, True)
         assert (await app.call(workspace, "git.push", branch="work")).status is ToolStatus.BLOCKED
 
 
@@ -371,11 +378,11 @@ async def test_no_workspace_reaches_the_origin_of_hidden_tests(
             async with workspaces.open(prepared, "one") as workspace:
                 await app.call(workspace, "files.append", path=UTILS, content=SOLUTION)
                 await app.call(workspace, "git.commit", message="m")
-                received = await app.call(
+                result = await app.call(
                     workspace, tool, branch="work", url="https://host.invalid/x.git"
                 )
-            assert ("has no access to other repositories" in str(received.error)) is bool(hidden), (
-                received
+            assert ("has no access to other repositories" in str(result.error)) is bool(hidden), (
+                result
             )
 
 
@@ -393,7 +400,7 @@ async def test_the_environment_and_the_file_system_contain_no_secret(
     app: Local, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MOOTHALL_LLM__API_KEY", "a-secret-key")
-    run = await inside(
+    run = await run_code(
         app,
         prepared,
         "import os, sys, pathlib\n"
@@ -412,7 +419,7 @@ async def test_the_sandbox_cannot_reach_the_host(app: Local, prepared: Prepared)
     listener = socket.create_server(("127.0.0.1", 0))
     with listener:
         port = listener.getsockname()[1]
-        run = await inside(
+        run = await run_code(
             app,
             prepared,
             "import os, socket, ctypes\n"
@@ -442,7 +449,7 @@ async def test_the_sandbox_cannot_reach_the_host(app: Local, prepared: Prepared)
     ] == []
     assert "unshare -1 mount -1" in lines
     assert lines[-1] == "['0', '1', '2', '3']", (
-        "no inherited descriptor beside the three and that of the listing"
+        "only the standard streams and the descriptor of the listing itself"
     )
 
 
@@ -455,21 +462,21 @@ async def test_a_killed_executor_fails_the_workspace(app: Local, prepared: Prepa
             await app.call(workspace, "files.read", path=UTILS)
 
 
-@pytest.mark.parametrize("whom", ["os.getppid()", "-os.getppid()", "-1", "1"])
-async def test_code_cannot_kill_its_executor(app: Local, prepared: Prepared, whom: str) -> None:
-    run = await inside(app, prepared, f"import os\nos.kill({whom}, 9)")
-    assert (run.status, run.exit_code) == ("success", 0 if whom == "1" else 1), run.output
-    assert whom == "1" or "PermissionError" in run.output
+@pytest.mark.parametrize("target", ["os.getppid()", "-os.getppid()", "-1", "1"])
+async def test_code_cannot_kill_its_executor(app: Local, prepared: Prepared, target: str) -> None:
+    run = await run_code(app, prepared, f"import os\nos.kill({target}, 9)")
+    assert (run.status, run.exit_code) == ("success", 0 if target == "1" else 1), run.output
+    assert target == "1" or "PermissionError" in run.output
 
 
 @pytest.fixture
-def others() -> list[psutil.Process]:
-    """What runs below this process anyway: servers of other suites."""
+def unrelated_processes() -> list[psutil.Process]:
+    """Child processes of this process that belong to other suites."""
     return psutil.Process().children()
 
 
-def left_behind(app: Local, others: list[psutil.Process]) -> list[str]:
-    """Mounts and processes, but for the one that the pool has beside it as long as it is open."""
+def left_behind(app: Local, unrelated_processes: list[psutil.Process]) -> list[str]:
+    """Return the leftover mounts and processes, except the spare one that an open pool keeps."""
     folder = str(app.settings.data_dir)
     mounts = [
         line
@@ -479,7 +486,7 @@ def left_behind(app: Local, others: list[psutil.Process]) -> list[str]:
     new = [
         child
         for child in psutil.Process().children()
-        if child not in others and orphans.__file__ not in command_line(child)
+        if child not in unrelated_processes and orphans.__file__ not in command_line(child)
     ]
     commands = [
         command_line(process)[:80] for child in new for process in (child, *descendants(child.pid))
@@ -488,7 +495,7 @@ def left_behind(app: Local, others: list[psutil.Process]) -> list[str]:
 
 
 async def test_a_closed_workspace_leaves_nothing_behind(
-    others: list[psutil.Process], app: Local, prepared: Prepared
+    unrelated_processes: list[psutil.Process], app: Local, prepared: Prepared
 ) -> None:
     async with app.workspaces.open(prepared, "daemon") as workspace:
         code = (
@@ -502,11 +509,11 @@ async def test_a_closed_workspace_leaves_nothing_behind(
         assert len(psutil.Process(workspace.pid).children(recursive=True)) == 2, (
             "bubblewrap's init and the executor"
         )
-    assert left_behind(app, others) == []
+    assert left_behind(app, unrelated_processes) == []
     assert sorted(path.name for path in app.workspaces.pool.folder.iterdir()) == [
         "code",
         "lock",
-    ]  # the pool's own
+    ]  # the pool's spare sandbox
 
 
 async def test_a_cancelled_check_is_stopped_and_the_workspace_stays_usable(app: Local) -> None:
@@ -519,7 +526,7 @@ async def test_a_cancelled_check_is_stopped_and_the_workspace_stays_usable(app: 
 
 
 async def test_cancelling_all_seats_leaves_nothing_behind(
-    others: list[psutil.Process], app: Local
+    unrelated_processes: list[psutil.Process], app: Local
 ) -> None:
     prepared = await app.prepared({"sleep": python("import time; time.sleep(600)")})
 
@@ -534,7 +541,7 @@ async def test_cancelling_all_seats_leaves_nothing_behind(
 
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(all_seats(), 0.5)
-    assert left_behind(app, others) == []
+    assert left_behind(app, unrelated_processes) == []
 
 
 async def test_a_call_after_its_deadline_times_out(app: Local, prepared: Prepared) -> None:
@@ -546,14 +553,14 @@ async def test_a_call_after_its_deadline_times_out(app: Local, prepared: Prepare
 
 
 async def test_a_patch_that_does_not_apply_opens_no_workspace(
-    others: list[psutil.Process], app: Local, prepared: Prepared
+    unrelated_processes: list[psutil.Process], app: Local, prepared: Prepared
 ) -> None:
     opening = app.workspaces.open(
         prepared, "x", patch="--- a/nothing\n+++ b/nothing\n@@ -1 +1 @@\n-a\n+b\n"
     )
     with pytest.raises(PatchRefused):
         await opening.__aenter__()
-    assert left_behind(app, others) == []
+    assert left_behind(app, unrelated_processes) == []
 
 
 async def test_only_the_sandboxs_own_host_name_resolves(app: Local, prepared: Prepared) -> None:
@@ -571,7 +578,7 @@ except OSError:
 else:
     raise AssertionError('there is no other name')
 """
-    run = await inside(app, prepared, code)
+    run = await run_code(app, prepared, code)
     assert run.exit_code == 0, run.output
 
 

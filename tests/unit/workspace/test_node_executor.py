@@ -43,13 +43,13 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def joined(app: Local) -> None:
+async def wait_for_nodes(app: Local) -> None:
     await until(lambda: cluster_of(app).calls["beat"] > 4)
 
 
 async def test_seats_of_a_council_are_spread_and_a_folder_is_sent_once(app: Local) -> None:
     prepared = await app.prepared(SLEEP)
-    await joined(app)
+    await wait_for_nodes(app)
     with telemetry.bound(task_id="task-1"):
         async with app.workspaces.open(prepared, "one"), app.workspaces.open(prepared, "two"):
             assert open_on(app) == {"node-0": 1, "node-1": 1}
@@ -62,7 +62,7 @@ async def test_seats_of_a_council_are_spread_and_a_folder_is_sent_once(app: Loca
 async def failure_of(app: Local, harm: Callable[[str], None]) -> str:
     """Return how a running check fails after harm to its node."""
     prepared = await app.prepared(SLEEP)
-    await joined(app)
+    await wait_for_nodes(app)
     async with app.workspaces.open(prepared, "one") as workspace:
         (name,) = (name for name, count in open_on(app).items() if count)
         check = asyncio.create_task(workspace.check("sleep"))
@@ -77,9 +77,9 @@ async def failure_of(app: Local, harm: Callable[[str], None]) -> str:
 async def test_a_lost_node_fails_its_workspaces_and_another_takes_new_ones(
     app: Local,
 ) -> None:
-    lost = cluster_of(app).lost
-    assert "is lost: it is gone" in await failure_of(app, lost.add)
-    (name,) = lost
+    lost_nodes = cluster_of(app).lost_nodes
+    assert "is lost: it is gone" in await failure_of(app, lost_nodes.add)
+    (name,) = lost_nodes
     prepared = await app.prepared(SLEEP)
     async with app.workspaces.open(prepared, "again") as workspace:
         assert open_on(app)["node-1" if name == "node-0" else "node-0"] == 1
@@ -95,14 +95,14 @@ async def test_a_frozen_node_is_given_up_and_ends_its_sandboxes(
 
 
 async def test_a_restarted_node_has_none_of_its_workspaces(app: Local, tmp_path: Path) -> None:
-    again = NodeSandboxes(
+    restarted = NodeSandboxes(
         app.settings.model_copy(update={"data_dir": tmp_path / "again"}), fetch, PACE
     )
-    serving = asyncio.create_task(again.serve())
-    await again.beat("")
+    serving = asyncio.create_task(restarted.serve())
+    await restarted.beat("")
 
     def restart(name: str) -> None:
-        cluster_of(app).served[name] = again
+        cluster_of(app).served[name] = restarted
 
     assert "started again" in await failure_of(app, restart)
     serving.cancel()
@@ -111,15 +111,15 @@ async def test_a_restarted_node_has_none_of_its_workspaces(app: Local, tmp_path:
 
 async def test_time_spent_waiting_for_a_core_of_the_node_does_not_count(app: Local) -> None:
     prepared = await app.prepared({**SLEEP, "nap": python("import time; time.sleep(4)")})
-    await joined(app)
-    cluster_of(app).lost.add("node-1")
+    await wait_for_nodes(app)
+    cluster_of(app).lost_nodes.add("node-1")
     async with (
-        app.workspaces.open(prepared, "one") as one,
-        app.workspaces.open(prepared, "two") as two,
+        app.workspaces.open(prepared, "one") as first_workspace,
+        app.workspaces.open(prepared, "two") as second_workspace,
     ):
-        first = asyncio.create_task(one.check("nap"))
+        first = asyncio.create_task(first_workspace.check("nap"))
         await asyncio.sleep(1)
         async with TimeLimit(30, 60) as limit:
-            assert (await two.check("quick")).status == "success"
+            assert (await second_workspace.check("quick")).status == "success"
         assert limit.waited > 1
         assert (await first).status == "success"

@@ -24,7 +24,7 @@ def parts(tmp_path: Path) -> list[bytes]:
 
 
 class Parts:
-    """Counts what was fetched."""
+    """A fetcher that counts its calls."""
 
     def __init__(self) -> None:
         self.fetched = 0

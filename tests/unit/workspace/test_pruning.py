@@ -16,8 +16,8 @@ from support.repos import make_sample
 LONG_AGO = time.time() - 30 * 86_400
 
 
-def prepared(layout: Layout, key: str, base: Base, *, used: float) -> None:
-    """As preparation leaves it, last used then."""
+def create_prepared(layout: Layout, key: str, base: Base, *, used: float) -> None:
+    """Create a prepared checkout that was last used at this time."""
     record, tree, environment = (
         layout.prepared_file(key),
         layout.tree(key),
@@ -28,13 +28,13 @@ def prepared(layout: Layout, key: str, base: Base, *, used: float) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     record.write_text(json.dumps(codec.dump(Prepared(base, key, ("a.txt",)))), encoding="utf-8")
     (layout.data_dir / "locks" / key).touch()
-    for path, when in (
+    for path, time_of_use in (
         (record, used),
         (tree, LONG_AGO),
         (history, LONG_AGO),
         (environment, LONG_AGO),
     ):
-        os.utime(path, (when, when))
+        os.utime(path, (time_of_use, time_of_use))
 
 
 def base(sha: str, lock: str) -> Base:
@@ -45,9 +45,9 @@ def base(sha: str, lock: str) -> Base:
 
 async def test_preparations_unused_for_long_are_pruned(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
-    prepared(layout, "recent", base("a", "one"), used=time.time())
-    prepared(layout, "old", base("b", "two"), used=LONG_AGO)
-    prepared(layout, "shares", base("c", "one"), used=LONG_AGO)
+    create_prepared(layout, "recent", base("a", "one"), used=time.time())
+    create_prepared(layout, "old", base("b", "two"), used=LONG_AGO)
+    create_prepared(layout, "shares", base("c", "one"), used=LONG_AGO)
     (layout.tree("half-made")).mkdir()
     assert await prune_preparations(tmp_path, 14) == 5, (
         "two checkouts with their histories and an environment"
@@ -73,15 +73,15 @@ async def test_unreferenced_patches_are_pruned(tmp_path: Path) -> None:
     repo = make_sample(tmp_path / "sample")
     clone = TrustedClone(tmp_path / "repos" / "sample.git", WorkspaceSettings())
     sha = await clone.fetch(str(repo.path), "HEAD")
-    kept, gone = [
+    referenced, unreferenced = [
         (await clone.commit_changes(sha, [Change("NOTES.md", "100644", text)], "notes")).commit_sha
         for text in (b"kept\n", b"gone\n")
     ]
-    assert await clone.prune({kept}) == 1
-    assert await clone.has(kept)
-    assert await clone.has(sha), "the base is no patch"
-    assert not await clone.has(gone)
-    assert await clone.prune({kept}) == 0
-    again = await clone.commit_changes(sha, [Change("NOTES.md", "100644", b"gone\n")], "notes")
-    assert again.commit_sha == gone
-    assert await clone.has(gone)
+    assert await clone.prune({referenced}) == 1
+    assert await clone.has(referenced)
+    assert await clone.has(sha), "the base is not a patch"
+    assert not await clone.has(unreferenced)
+    assert await clone.prune({referenced}) == 0
+    recreated = await clone.commit_changes(sha, [Change("NOTES.md", "100644", b"gone\n")], "notes")
+    assert recreated.commit_sha == unreferenced
+    assert await clone.has(unreferenced)

@@ -1,4 +1,4 @@
-"""`code.shell` in a real sandbox: its folder, its output, its time, and the git that it has."""
+"""`code.shell` in a real sandbox: its folder, output, time limit and git."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ async def workspace(app: Local, prepared: Prepared) -> AsyncIterator[OverlayWork
 
 
 async def shell(
-    app: Local, workspace: OverlayWorkspace, command: str, seconds: float = 60, **more: object
+    app: Local, workspace: OverlayWorkspace, command: str, seconds: float = 60, **options: object
 ) -> ToolResult:
-    return await app.call(workspace, "code.shell", seconds=seconds, command=command, **more)
+    return await app.call(workspace, "code.shell", seconds=seconds, command=command, **options)
 
 
 async def output_of(app: Local, workspace: OverlayWorkspace, command: str) -> str:
-    done = await shell(app, workspace, command)
-    assert done.status is ToolStatus.SUCCESS, (done.status, done.error)
-    return str(done.output["output"])
+    result = await shell(app, workspace, command)
+    assert result.status is ToolStatus.SUCCESS, (result.status, result.error)
+    return str(result.output["output"])
 
 
 async def test_the_working_folder_persists_between_commands(
@@ -67,12 +67,12 @@ async def test_the_working_folder_persists_between_commands(
 
 async def test_a_missing_folder_is_reported(app: Local, workspace: OverlayWorkspace) -> None:
     await shell(app, workspace, "mkdir -p a/b && cd a/b && rm -r /workspace/a")
-    again = await shell(app, workspace, "pwd")
-    assert again.output["output"] == "/workspace\n"
+    result_after = await shell(app, workspace, "pwd")
+    assert result_after.output["output"] == "/workspace\n"
     await shell(app, workspace, "mkdir c && cd c")
     await shell(app, workspace, "rm -r /workspace/c", session="other")
-    gone = await shell(app, workspace, "pwd")
-    assert gone.output == {
+    result_in_removed = await shell(app, workspace, "pwd")
+    assert result_in_removed.output == {
         "exit_code": 0,
         "output": "/workspace\n",
         "note": "/workspace/c is gone; the command ran in /workspace",
@@ -146,13 +146,13 @@ async def test_a_program_can_interrupt_itself(app: Local, workspace: OverlayWork
 async def test_long_output_is_stored_in_a_readable_file(
     app: Local, workspace: OverlayWorkspace
 ) -> None:
-    shown = await output_of(app, workspace, "seq 100000")
+    visible = await output_of(app, workspace, "seq 100000")
     assert (
-        shown.startswith("1\n2\n"),
-        shown.endswith("\n99999\n100000\n"),
-        len(shown) < 20_000,
+        visible.startswith("1\n2\n"),
+        visible.endswith("\n99999\n100000\n"),
+        len(visible) < 20_000,
     ) == (True, True, True)
-    path = shown.partition("all of it is in ")[2].partition(" ")[0]
+    path = visible.partition("all of it is in ")[2].partition(" ")[0]
     assert path.startswith("/tmp/")
     assert (
         await output_of(app, workspace, f"sed -n 50000p {path}; wc -l < {path}")
@@ -191,8 +191,8 @@ async def test_background_processes_end_with_their_command(
     app: Local, workspace: OverlayWorkspace, command: str
 ) -> None:
     pid = workspace.pid
-    done = await shell(app, workspace, command)
-    assert (done.status, done.output["ended_processes"]) == (ToolStatus.SUCCESS, ["sleep 1000"])
+    result = await shell(app, workspace, command)
+    assert (result.status, result.output["ended_processes"]) == (ToolStatus.SUCCESS, ["sleep 1000"])
     running = await app.call(workspace, "system.processes")
     assert len(running.output["processes"]) == 1
     assert workspace.pid == pid
@@ -202,22 +202,22 @@ async def test_background_processes_end_with_their_command(
 async def test_background_parts_of_a_command_are_named_once(
     app: Local, workspace: OverlayWorkspace
 ) -> None:
-    done = await shell(
+    result = await shell(
         app, workspace, "(while :; do sleep 0.01; done) & (while :; do sleep 0.01; done) &"
     )
-    assert "bash, a part of the command" in done.output["ended_processes"]
-    assert len(done.output["ended_processes"]) <= 2
+    assert "bash, a part of the command" in result.output["ended_processes"]
+    assert len(result.output["ended_processes"]) <= 2
 
 
 async def test_output_of_a_process_that_ends_slightly_later_is_complete(
     app: Local, workspace: OverlayWorkspace
 ) -> None:
-    done = await shell(app, workspace, "seq 3 > >(tee copy.txt)")
-    assert done.output == {"exit_code": 0, "output": "1\n2\n3\n"}
+    result = await shell(app, workspace, "seq 3 > >(tee copy.txt)")
+    assert result.output == {"exit_code": 0, "output": "1\n2\n3\n"}
 
 
 def history(tmp_path: Path) -> Repo:
-    """Give the sample more commits, and a branch that nobody may see."""
+    """Add commits to the sample, and a branch that must stay hidden."""
     repo = Repo(tmp_path / "repo")
     repo.git("checkout", "--quiet", "-b", "hidden")
     repo.commit({"secret.txt": SECRET}, SECRET)
@@ -283,13 +283,13 @@ async def test_git_shows_the_history(
 async def test_hooks_remotes_and_other_branches_are_not_visible(app: Local, tmp_path: Path) -> None:
     prepared = await with_history(app, tmp_path)
     async with app.workspaces.open(prepared, "one") as workspace:
-        made = await output_of(
+        git_output = await output_of(
             app,
             workspace,
             "git commit -q --allow-empty -m x && git checkout -q HEAD~1 && git checkout -q work; "
             "ls -a / /tmp /workspace",
         )
-        assert "HOOK" not in made
+        assert "HOOK" not in git_output
         assert (
             await output_of(
                 app,
@@ -298,32 +298,35 @@ async def test_hooks_remotes_and_other_branches_are_not_visible(app: Local, tmp_
             )
             == "v1.0\n"
         )
-        everything = (
+        script = (
             "git cat-file --batch-all-objects --batch | strings; cat "
             "/opt/history/history.git/packed-refs; git log --all"
         )
-        assert SECRET not in await output_of(app, workspace, everything)
+        assert SECRET not in await output_of(app, workspace, script)
         hidden = Repo(tmp_path / "repo").git("rev-parse", "hidden")
-        requested = await shell(app, workspace, f"git show {hidden}")
-        assert (requested.output["exit_code"], "bad object" in requested.output["output"]) == (
+        hidden_commit = await shell(app, workspace, f"git show {hidden}")
+        assert (
+            hidden_commit.output["exit_code"],
+            "bad object" in hidden_commit.output["output"],
+        ) == (
             128,
             True,
         )
-        written = await shell(
+        result = await shell(
             app, workspace, "touch /opt/history/history.git/x; git -C /opt/history/history.git gc"
         )
-        assert "Read-only file system" in written.output["output"]
+        assert "Read-only file system" in result.output["output"]
 
 
 async def test_git_data_is_in_no_patch_and_not_visible_to_checks(
     app: Local, tmp_path: Path
 ) -> None:
-    looks = python(
+    check_for_git = python(
         "import os, subprocess, sys; sys.exit(os.path.lexists('.git') or subprocess.call(['git', "
         "'status']) == 0)"
     )
     repo_prepared = await with_history(app, tmp_path)
-    prepared = await app.prepared({"looks": looks})
+    prepared = await app.prepared({"looks": check_for_git})
     assert prepared.key == repo_prepared.key
     async with app.workspaces.open(prepared, "one") as workspace:
         assert await output_of(
@@ -348,20 +351,21 @@ async def test_git_data_is_in_no_patch_and_not_visible_to_checks(
 async def test_programs_can_use_git_repositories_of_their_own(
     app: Local, workspace: OverlayWorkspace
 ) -> None:
-    own = (
+    script = (
         "cd $(mktemp -d) && git init -q . && git config user.name a && git config user.email a@b "
         "&& touch f && git add f && git commit -qm own"
     )
     assert (
-        await output_of(app, workspace, f"({own} && git log --format=%s && git remote)") == "own\n"
+        await output_of(app, workspace, f"({script} && git log --format=%s && git remote)")
+        == "own\n"
     )
-    inside = await output_of(
+    output = await output_of(
         app,
         workspace,
         "mkdir t && cd t && git init -q . && git rev-parse --show-toplevel && cd .. && git "
         "rev-parse --show-toplevel",
     )
-    assert inside == "/workspace/t\n/workspace\n"
+    assert output == "/workspace/t\n/workspace\n"
 
 
 async def test_changes_to_git_persist_between_commands(

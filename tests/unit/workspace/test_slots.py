@@ -47,7 +47,7 @@ def slots_in(folder: Path, count: int) -> Slots:
 async def other_process(
     folder: Path, count: int, since: float
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a process that waits for a slot, says that it has it, and holds it until its input
+    """Run a process that waits for a slot, reports that it has one, and holds it until its input
     ends.
     """
     process = await asyncio.create_subprocess_exec(
@@ -80,11 +80,11 @@ async def waits(folder: Path) -> None:
 
 
 async def until_locked(path: Path) -> None:
-    """Return once somebody holds the lock of a file for longer than a look takes."""
-    seen = 0
-    while seen < 3:
+    """Return once the lock of a file has been held at several consecutive checks."""
+    locked_count = 0
+    while locked_count < 3:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
-        seen = 0 if try_lock(descriptor) else seen + 1
+        locked_count = 0 if try_lock(descriptor) else locked_count + 1
         os.close(descriptor)
         await asyncio.sleep(0.02)
 
@@ -95,20 +95,20 @@ async def hold_until(free: asyncio.Event, slots: Slots, *, alone: bool = False) 
 
 
 async def test_at_most_as_many_commands_run_as_there_are_slots(tmp_path: Path) -> None:
-    one, other = slots_in(tmp_path, 2), slots_in(tmp_path, 2)
-    running, most = 0, 0
+    first_slots, second_slots = slots_in(tmp_path, 2), slots_in(tmp_path, 2)
+    running, max_running = 0, 0
 
     async def work(slots: Slots) -> None:
-        nonlocal running, most
+        nonlocal running, max_running
         async with slots.hold():
             running += 1
-            most = max(most, running)
+            max_running = max(max_running, running)
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             running -= 1
 
-    await asyncio.gather(*(work(slots) for slots in (one, other) * 10))
-    assert most == 2
+    await asyncio.gather(*(work(slots) for slots in (first_slots, second_slots) * 10))
+    assert max_running == 2
 
 
 async def test_the_oldest_deliberation_gets_a_slot_first(tmp_path: Path) -> None:
@@ -152,43 +152,43 @@ async def test_an_interactive_command_goes_before_a_recent_deliberation(tmp_path
 async def test_an_older_command_of_another_process_gets_a_slot_first(tmp_path: Path) -> None:
     slots, free = slots_in(tmp_path, 1), asyncio.Event()
     free.set()
-    async with other_process(tmp_path, 1, 10.0) as other:
+    async with other_process(tmp_path, 1, 10.0) as process:
         with queued_since(20.0):
             async with slots.hold():
                 await waits(tmp_path)
                 younger = asyncio.create_task(hold_until(free, slots))
                 await asyncio.sleep(0)
-            await has_it(other)
+            await has_it(process)
             assert not younger.done()
-            assert other.stdin is not None
-            other.stdin.close()
+            assert process.stdin is not None
+            process.stdin.close()
             await younger
 
 
 async def test_the_slot_of_a_killed_process_is_freed(tmp_path: Path) -> None:
     slots, free = slots_in(tmp_path, 1), asyncio.Event()
     free.set()
-    async with other_process(tmp_path, 1, 10.0) as other:
-        await has_it(other)
+    async with other_process(tmp_path, 1, 10.0) as process:
+        await has_it(process)
         mine = asyncio.create_task(hold_until(free, slots))
         await waits(tmp_path)
         assert not mine.done()
-        other.kill()
+        process.kill()
         await mine
 
 
 async def test_a_stopped_process_does_not_block_others(tmp_path: Path) -> None:
     slots = slots_in(tmp_path, 1)
-    async with other_process(tmp_path, 1, 10.0) as other:
-        await has_it(other)
-        other.send_signal(signal.SIGSTOP)
+    async with other_process(tmp_path, 1, 10.0) as process:
+        await has_it(process)
+        process.send_signal(signal.SIGSTOP)
         long_ago = time.time() - 60
         await asyncio.to_thread(os.utime, tmp_path / "slot-0", (long_ago, long_ago))
         async with slots.hold():
             pass
         async with slots.hold(alone=True):
             pass
-        other.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGCONT)
 
 
 async def test_waiting_for_a_slot_can_be_cancelled(tmp_path: Path) -> None:
@@ -206,30 +206,33 @@ async def test_waiting_for_a_slot_can_be_cancelled(tmp_path: Path) -> None:
 
 
 async def test_an_exclusive_command_waits_for_all_others_and_blocks_them(tmp_path: Path) -> None:
-    one, other, output_text = slots_in(tmp_path, 2), slots_in(tmp_path, 3), []
+    first_slots, second_slots, steps = slots_in(tmp_path, 2), slots_in(tmp_path, 3), []
 
-    async def alone(name: str, slots: Slots) -> None:
+    async def hold_exclusively(name: str, slots: Slots) -> None:
         async with slots.hold(alone=True):
-            output_text.append(f"{name} begins")
+            steps.append(f"{name} begins")
             await until_locked(tmp_path / "alone")
-            output_text.append(f"{name} ends")
+            steps.append(f"{name} ends")
 
-    async def beside() -> None:
-        async with other.hold():
-            output_text.append("beside")
+    async def hold_shared() -> None:
+        async with second_slots.hold():
+            steps.append("beside")
 
-    async with other.hold():
-        tasks = [asyncio.create_task(alone("one", one)), asyncio.create_task(alone("other", other))]
+    async with second_slots.hold():
+        tasks = [
+            asyncio.create_task(hold_exclusively("one", first_slots)),
+            asyncio.create_task(hold_exclusively("other", second_slots)),
+        ]
         await until_locked(tmp_path / "alone")
-        tasks.append(asyncio.create_task(beside()))
+        tasks.append(asyncio.create_task(hold_shared()))
         await waits(tmp_path)
-        assert output_text == []
+        assert steps == []
     await asyncio.gather(*tasks)
-    assert sorted(output_text) == sorted(
+    assert sorted(steps) == sorted(
         ["one begins", "one ends", "other begins", "other ends", "beside"]
     )
     for name in ("one", "other"):
-        assert output_text.index(f"{name} ends") == output_text.index(f"{name} begins") + 1
+        assert steps.index(f"{name} ends") == steps.index(f"{name} begins") + 1
 
 
 async def test_a_released_slot_can_be_used_by_another(tmp_path: Path) -> None:

@@ -25,26 +25,28 @@ def test_the_servers_own_python_is_used_if_it_fits() -> None:
         assert not chosen.missing
 
 
-@pytest.mark.e2e  # starts every Python that there is
+@pytest.mark.e2e  # starts every installed Python
 def test_a_fitting_python_is_found_on_the_machine() -> None:
-    others = [found for found in pythons() if found.numbers[:2] != current_python().numbers[:2]]
-    if not others:
+    other_pythons = [
+        python for python in pythons() if python.numbers[:2] != current_python().numbers[:2]
+    ]
+    if not other_pythons:
         pytest.skip("this machine has one Python; e.g. uv python install 3.12")
-    other = others[0]
-    minor = f"{other.numbers[0]}.{other.numbers[1]}"
+    other_python = other_pythons[0]
+    minor = f"{other_python.numbers[0]}.{other_python.numbers[1]}"
     for needs in ({"python": f"=={minor}.*"}, {"python": "", "python-pin": minor}):
-        assert choose(needs).python == other
+        assert choose(needs).python == other_python
     base = Base("r", "0" * 40, Profile(checks={"tests": ("python", "-m", "pytest")}))
-    elsewhere = Base(
+    other_base = Base(
         "r", "0" * 40, Profile(checks=base.profile.checks, needs={"python": f"=={minor}.*"})
     )
-    assert environment_key(base) != environment_key(elsewhere)
-    assert RepositoryCheck(elsewhere, None, None, 0.0).interpreter == str(other.program), (
+    assert environment_key(base) != environment_key(other_base)
+    assert RepositoryCheck(other_base, None, None, 0.0).interpreter == str(other_python.program), (
         "and `moothall check` names it"
     )
 
 
-@pytest.mark.e2e  # starts every Python that there is
+@pytest.mark.e2e  # starts every installed Python
 def test_if_none_fits_the_needed_and_available_ones_are_listed() -> None:
     missing = choose({"python": ">=9.1"}).missing
     assert "needs Python >=9.1" in missing

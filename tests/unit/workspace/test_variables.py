@@ -1,4 +1,4 @@
-"""What set-up resolved holds where a check calls its package manager again."""
+"""Versions resolved by the set-up stay in force when a check calls its package manager."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from moothall.workspace.pool import LocalExecutor
 
 def variables(folder: Path, *programs: str, venv: bool = False, rc: str = "") -> dict[str, str]:
     env, tree = folder / "env", folder / "tree"
-    for made in (env / "bin", tree / ".venv" if venv else tree):
-        made.mkdir(parents=True)
+    for created in (env / "bin", tree / ".venv" if venv else tree):
+        created.mkdir(parents=True)
     for name in programs:
         (env / "bin" / name).symlink_to("nowhere")
     (tree / ".npmrc").write_text(rc, encoding="utf-8")
@@ -21,14 +21,18 @@ def variables(folder: Path, *programs: str, venv: bool = False, rc: str = "") ->
 
 
 def test_package_managers_keep_to_the_versions_of_the_set_up(tmp_path: Path) -> None:
-    found = variables(tmp_path, "pnpm", "yarn")
-    assert found["COREPACK_ENABLE_NETWORK"] == "0"
-    assert found["COREPACK_HOME"] == "/env/corepack"
-    assert found["YARN_NODE_LINKER"] == "node-modules"
-    assert found["COREPACK_ROOT"] == "/env/corepack"
-    assert "npm_config_verify_deps_before_run" not in found, "npm warns of it"
-    assert found["pnpm_config_verify_deps_before_run"] == "false"
-    assert (found["UV_NO_SYNC"], found["UV_OFFLINE"], found["UV_PROJECT_ENVIRONMENT"]) == (
+    environment = variables(tmp_path, "pnpm", "yarn")
+    assert environment["COREPACK_ENABLE_NETWORK"] == "0"
+    assert environment["COREPACK_HOME"] == "/env/corepack"
+    assert environment["YARN_NODE_LINKER"] == "node-modules"
+    assert environment["COREPACK_ROOT"] == "/env/corepack"
+    assert "npm_config_verify_deps_before_run" not in environment, "npm warns of it"
+    assert environment["pnpm_config_verify_deps_before_run"] == "false"
+    assert (
+        environment["UV_NO_SYNC"],
+        environment["UV_OFFLINE"],
+        environment["UV_PROJECT_ENVIRONMENT"],
+    ) == (
         "1",
         "1",
         "/env",
@@ -44,8 +48,8 @@ def test_npm_does_not_get_the_variables_of_pnpm(tmp_path: Path) -> None:
 
 
 def test_pnpm_does_not_install_before_it_runs(tmp_path: Path) -> None:
-    found = variables(tmp_path, "pnpm", rc="verify-deps-before-run=install\n")
-    assert found["npm_config_verify_deps_before_run"] == "false"
+    environment = variables(tmp_path, "pnpm", rc="verify-deps-before-run=install\n")
+    assert environment["npm_config_verify_deps_before_run"] == "false"
 
 
 def test_a_uv_environment_created_by_set_up_is_kept(tmp_path: Path) -> None:

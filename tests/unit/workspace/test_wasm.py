@@ -19,14 +19,14 @@ seconds: 5
 """
 
 
-def put(folder: Path, text: str, name: str = "count") -> Path:
+def write_description(folder: Path, text: str, name: str = "count") -> Path:
     (folder / f"{name}.wasm").write_bytes(b"\0asm")
     (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
     return folder
 
 
 def test_a_module_and_its_description_become_a_tool(tmp_path: Path) -> None:
-    (tool,) = read_tools(put(tmp_path, COUNT))
+    (tool,) = read_tools(write_description(tmp_path, COUNT))
     spec = tool.spec
     assert (spec.name, spec.danger, spec.paths, spec.timeout_seconds) == (
         "wasm.count",
@@ -46,7 +46,7 @@ def test_a_module_and_its_description_become_a_tool(tmp_path: Path) -> None:
         "most": 10,
         "exact": False,
     }
-    for wrong in (
+    for invalid_arguments in (
         {},
         {"path": ""},
         {"path": "a", "most": 0},
@@ -54,7 +54,7 @@ def test_a_module_and_its_description_become_a_tool(tmp_path: Path) -> None:
         {"path": "a", "other": 1},
     ):
         with pytest.raises(ValidationError):
-            spec.arguments.model_validate(wrong)
+            spec.arguments.model_validate(invalid_arguments)
 
 
 def test_without_a_folder_there_are_no_tools() -> None:
@@ -64,7 +64,7 @@ def test_without_a_folder_there_are_no_tools() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "wanted"),
+    ("name", "text", "message"),
     [
         ("Count", COUNT, "not a valid tool name"),
         ("count", "summary: it counts\nargument: {}", "argument: Extra inputs"),
@@ -86,15 +86,15 @@ def test_without_a_folder_there_are_no_tools() -> None:
     ],
 )
 def test_errors_in_a_description_are_named(
-    tmp_path: Path, name: str, text: str, wanted: str
+    tmp_path: Path, name: str, text: str, message: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=wanted) as raised:
-        read_tools(put(tmp_path, text, name))
+    with pytest.raises(ConfigurationError, match=message) as raised:
+        read_tools(write_description(tmp_path, text, name))
     assert f"{name}.yaml" in raised.value.message
 
 
 def test_a_description_needs_its_module(tmp_path: Path) -> None:
-    put(tmp_path, COUNT)
+    write_description(tmp_path, COUNT)
     (tmp_path / "count.wasm").unlink()
     with pytest.raises(ConfigurationError, match=r"its module count\.wasm is missing"):
         read_tools(tmp_path)

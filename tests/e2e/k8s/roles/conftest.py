@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from k8s.roles.role_deployment import RoleDeployment, Seen
+from k8s.roles.role_deployment import CouncilResult, RoleDeployment
 from k8s.test_deploy import SAMPLE
 from kubernetes import client
 
-from command import WRONG, by_task, scripted, turn
+from command import WRONG, answer_turns_with, by_task, turn
 from moothall.testing.model import Fault, call_id_of, phase_of, scripted_model, seat_of
 from support import gobuilt
 from support.kube import deployment
 from support.kube.ctl import ask
 from support.kube.node import nodes
 from support.kube.programs import Home, Missing
-from support.kube.stood import stood
+from support.kube.stood import install_deployment
 
 _SECONDS_A_TURN = 2.0  # leaves time to kill something during a turn
 
@@ -60,7 +60,7 @@ async def counted() -> AsyncIterator[Counted]:
     """The model server of the deployment."""
     counter = Counted("", [])
     counter.answers.set()
-    council = scripted(by_task)
+    council = answer_turns_with(by_task)
 
     async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
         counter.arrived.append((call_id_of(headers), time.time()))
@@ -85,35 +85,35 @@ async def keys(
     """The installed and ready deployment: the folder of its keys, and its volumes."""
     folder = tmp_path_factory.mktemp("deployment")
     try:
-        async with stood(home, folder, deployment.values(counted.url)) as folders:
+        async with install_deployment(home, folder, deployment.values(counted.url)) as folders:
             yield folder, folders
     except (gobuilt.Missing, Missing) as missing:
         pytest.fail(str(missing))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def standing(
+async def role_deployment(
     home: Home, api: client.ApiClient, counted: Counted, keys: tuple[Path, deployment.Folders]
 ) -> AsyncIterator[RoleDeployment]:
     """All roles on three bus servers and a Neo4j, and a repository that they share."""
     folder, folders = keys
-    inside = ("-n", deployment.SPACE, "exec", "deploy/moothall-api", "--")
-    await ask(*inside, "python", "-c", SAMPLE, "/data/sample")
-    await ask(*inside, "moothall", "repo", "add", "/data/sample", "--id", "sample")
+    in_api_pod = ("-n", deployment.SPACE, "exec", "deploy/moothall-api", "--")
+    await ask(*in_api_pod, "python", "-c", SAMPLE, "/data/sample")
+    await ask(*in_api_pod, "moothall", "repo", "add", "/data/sample", "--id", "sample")
     authority = (home.keys / "ca.crt").read_bytes()
-    role_deployment = RoleDeployment(
+    deployed = RoleDeployment(
         api, folders, folder / "bus/services.creds", authority, counted.arrived, "sample"
     )
-    await role_deployment.connect()
-    yield role_deployment
-    await role_deployment.disconnect()
+    await deployed.connect()
+    yield deployed
+    await deployed.disconnect()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def undisturbed(standing: RoleDeployment) -> Seen:
+async def undisturbed(role_deployment: RoleDeployment) -> CouncilResult:
     """The outcome of a council in which nothing is killed."""
-    seen = await standing.council("undisturbed")
-    assert seen.end.proven
-    assert "def hello_world():" in seen.end.delivered
-    assert await standing.leftovers() == []
-    return seen
+    result = await role_deployment.council("undisturbed")
+    assert result.end.proven
+    assert "def hello_world():" in result.end.delivered
+    assert await role_deployment.leftovers() == []
+    return result

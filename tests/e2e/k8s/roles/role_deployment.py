@@ -53,7 +53,7 @@ still needed, depend on the load of the machine.
 
 
 @dataclass(slots=True)
-class Seen:
+class CouncilResult:
     """The outcome of a council. `hit` counts the killed processes; `repeated` holds calls that were
     made again though they were recorded.
     """
@@ -63,7 +63,7 @@ class Seen:
     repeated: list[str] = field(default_factory=list)
     decisions: int = 0
 
-    def difference(self, other: Seen) -> str:
+    def difference(self, other: CouncilResult) -> str:
         """Describe the difference to another outcome; '' if they are equal."""
         ends = [(name, getattr(self.end, name), getattr(other.end, name)) for name in SAME]
         return "; ".join(
@@ -141,12 +141,12 @@ class RoleDeployment:
         return list(pod_list.items)
 
     def killing(
-        self, selector: str, container: str = "", space: str = SPACE, most: int | None = None
+        self, selector: str, container: str = "", space: str = SPACE, limit: int | None = None
     ) -> Blow:
         """Return a function that waits for pods that match a selector and kills all their
         processes, or those of one container, with SIGKILL.
 
-        `most` limits how many of the pods are hit.
+        `limit` limits how many of the pods are hit.
         """
 
         async def blow() -> int:
@@ -154,7 +154,7 @@ class RoleDeployment:
                 if hit := sum(
                     [
                         await asyncio.to_thread(kill, pod, container)
-                        for pod in (await self.pods(selector, space))[:most]
+                        for pod in (await self.pods(selector, space))[:limit]
                     ]
                 ):
                     return hit
@@ -165,18 +165,18 @@ class RoleDeployment:
 
     async def council(
         self, task_id: str, blow: Blow | None = None, at: EventType = EventType.MODEL_CALLED
-    ) -> Seen:
+    ) -> CouncilResult:
         """Deliberate, with a blow at the first event of a type, and retry as a caller does; return
         the outcome.
         """
         recorded: dict[str, float] = {}
         counts = Counter[EventType]()
         hits: list[asyncio.Task[int]] = []
-        after, began = (await self.bus.state(EVENTS.name)).last_seq, len(self.arrived)
+        last_seq, began = (await self.bus.state(EVENTS.name)).last_seq, len(self.arrived)
 
-        async def ended() -> Outcome:
+        async def wait_for_outcome() -> Outcome:
             async with aclosing(
-                self.bus.follow(deliberation_topics(TaskKey(task_id)), after)
+                self.bus.follow(deliberation_topics(TaskKey(task_id)), last_seq)
             ) as log:
                 async for item in log:
                     event = item.event
@@ -191,7 +191,7 @@ class RoleDeployment:
             raise AssertionError("the log ended")
 
         async with asyncio.timeout(_RUN_SECONDS), asyncio.TaskGroup() as group:
-            following = group.create_task(ended())
+            following = group.create_task(wait_for_outcome())
             await self._insist(
                 "SubmitDeliberation",
                 pb.DeliberateRequest(
@@ -209,11 +209,11 @@ class RoleDeployment:
         assert answered.winner_id == outcome.winner_id, "the API reports what is recorded"
         repeated = [
             name
-            for name, received in self.arrived[began:]
-            if received > recorded.get(name, received)
+            for name, received_at in self.arrived[began:]
+            if received_at > recorded.get(name, received_at)
         ]
         end = End.of(outcome, self._delivered(task_id))
-        return Seen(
+        return CouncilResult(
             end,
             sum(task.result() for task in hits),
             repeated,

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from k8s.roles.role_deployment import RoleDeployment, Seen
+from k8s.roles.role_deployment import CouncilResult, RoleDeployment
 
 from moothall.domain.event import EventType
 from support.kube.ctl import ask
@@ -15,7 +15,7 @@ from support.kube.deployment import WORKSPACES
 from support.kube.killing import bring_back
 from support.kube.node import Node
 from support.kube.programs import Home
-from support.kube.stood import all_rolled_out, rolled_out
+from support.kube.stood import all_rolled_out, wait_for_rollout
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
@@ -37,42 +37,46 @@ KILLED: dict[str, tuple[dict[str, Any], EventType]] = {
 }
 
 
-@pytest.mark.parametrize("what", KILLED)
+@pytest.mark.parametrize("process", KILLED)
 async def test_a_process_killed_during_a_council_does_not_change_the_outcome(
-    what: str, standing: RoleDeployment, undisturbed: Seen
+    process: str, role_deployment: RoleDeployment, undisturbed: CouncilResult
 ) -> None:
-    victim, at = KILLED[what]
-    seen = await standing.council(
-        f"without-{what.replace(' ', '-')}", standing.killing(**victim), at
+    victim, at = KILLED[process]
+    result = await role_deployment.council(
+        f"without-{process.replace(' ', '-')}", role_deployment.killing(**victim), at
     )
-    assert seen.hit, "no process was killed"
-    assert undisturbed.difference(seen) == ""
-    assert (seen.repeated, seen.decisions) == ([], 1)
-    assert await standing.leftovers() == []
-    await standing.wait_for_graph()
-    await rolled_out("statefulset/nats", "statefulset/neo4j")
+    assert result.hit, "no process was killed"
+    assert undisturbed.difference(result) == ""
+    assert (result.repeated, result.decisions) == ([], 1)
+    assert await role_deployment.leftovers() == []
+    await role_deployment.wait_for_graph()
+    await wait_for_rollout("statefulset/nats", "statefulset/neo4j")
 
 
 @pytest.mark.alone
 async def test_a_node_lost_during_a_council_does_not_change_the_outcome(
-    standing: RoleDeployment, undisturbed: Seen, home: Home
+    role_deployment: RoleDeployment, undisturbed: CouncilResult, home: Home
 ) -> None:
-    lost = Node(home, 2)  # the first node runs the control plane
+    lost_node = Node(home, 2)  # the first node runs the control plane
 
     async def blow() -> int:
-        pods = [pod for pod in await standing.pods("") if pod.spec.node_name == lost.name]
-        lost.kill()
-        await ask("wait", "--for=condition=Ready=Unknown", f"node/{lost.name}", "--timeout=90s")
+        pods = [
+            pod for pod in await role_deployment.pods("") if pod.spec.node_name == lost_node.name
+        ]
+        lost_node.kill()
+        await ask(
+            "wait", "--for=condition=Ready=Unknown", f"node/{lost_node.name}", "--timeout=90s"
+        )
         await bring_back()
         return len(pods)
 
     try:
-        seen = await standing.council("without-a-node", blow, EventType.SEAT_PROPOSED)
+        result = await role_deployment.council("without-a-node", blow, EventType.SEAT_PROPOSED)
     finally:
         await bring_back()
-    assert seen.hit, "no pod of the server ran on the node"
-    assert undisturbed.difference(seen) == ""
-    assert (seen.repeated, seen.decisions) == ([], 1)
+    assert result.hit, "no pod of the server ran on the node"
+    assert undisturbed.difference(result) == ""
+    assert (result.repeated, result.decisions) == ([], 1)
     await all_rolled_out()
-    assert await standing.leftovers() == []
-    await standing.wait_for_graph()
+    assert await role_deployment.leftovers() == []
+    await role_deployment.wait_for_graph()

@@ -69,19 +69,19 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("what", ENDS)
+@pytest.mark.parametrize("case", ENDS)
 async def test_a_pipeline_job_ends_like_its_deliberation(
-    what: str, standing: RoleDeployment
+    case: str, role_deployment: RoleDeployment
 ) -> None:
-    values, end, code = ENDS[what]
+    values, end, code = ENDS[case]
     async with secrets(
-        {"token": TOKEN, "repository": standing.repository, "task": TASK} | values,
-        standing.authority,
+        {"token": TOKEN, "repository": role_deployment.repository, "task": TASK} | values,
+        role_deployment.authority,
     ):
-        name = (await ask("create", "-f", "-", "-o", "name", given=json.dumps(manifest()))).strip()
+        name = (await ask("create", "-f", "-", "-o", "name", stdin=json.dumps(manifest()))).strip()
         try:
             state = await wait_for_end(name)
-            (pod,) = await standing.pods(f"job-name={name.rpartition('/')[2]}")
+            (pod,) = await role_deployment.pods(f"job-name={name.rpartition('/')[2]}")
             text = await ask("-n", SPACE, "logs", name)
         finally:
             await ask("-n", SPACE, "delete", name)
@@ -90,12 +90,12 @@ async def test_a_pipeline_job_ends_like_its_deliberation(
     if code < 2:
         result = json.loads(text[text.index("{") : text.rindex("}") + 1])
         assert result["proven"] is (code == 0)
-        shown = await ask(
+        output = await ask(
             "-n", SPACE, "exec", "deploy/moothall-api", "--", "moothall", "list", "--json"
         )
         (task,) = [
             listed_task
-            for listed_task in json.loads(shown)["tasks"]
+            for listed_task in json.loads(output)["tasks"]
             if listed_task["task_id"] == result["task_id"]
         ]
         assert task["description"] == values["task"], (
@@ -103,4 +103,4 @@ async def test_a_pipeline_job_ends_like_its_deliberation(
         )
     else:
         assert "token" in text, "the error is reported"
-    assert await standing.leftovers() == []
+    assert await role_deployment.leftovers() == []

@@ -13,14 +13,14 @@ from typing import Any
 import grpc.aio
 import pytest
 from k8s.roles.conftest import Counted
-from k8s.roles.role_deployment import WHO, RoleDeployment, Seen
+from k8s.roles.role_deployment import WHO, CouncilResult, RoleDeployment
 
 from moothall.domain.event import Channel, EventType
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from support.kube import deployment, older_images
 from support.kube.ctl import ask
 from support.kube.programs import Home, Missing
-from support.kube.stood import DEPLOYMENTS, rolled_out
+from support.kube.stood import DEPLOYMENTS, wait_for_rollout
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
@@ -28,12 +28,12 @@ SEATS = 3
 _PAUSE = 0.25  # per caller; in total a few deliberations per second
 
 
-async def deliberate(standing: RoleDeployment, task_id: str) -> pb.DeliberateResponse:
+async def deliberate(role_deployment: RoleDeployment, task_id: str) -> pb.DeliberateResponse:
     """Request an answer in text; retry once on UNAVAILABLE, as the API allows."""
     request = pb.DeliberateRequest(
         task_description="HAIKU about a hall", role="DEV", num_agents=1, task_id=task_id
     )
-    async with standing.stub() as stub:
+    async with role_deployment.stub() as stub:
         try:
             answer: pb.DeliberateResponse = await stub.Deliberate(
                 request, metadata=WHO, timeout=120
@@ -46,7 +46,7 @@ async def deliberate(standing: RoleDeployment, task_id: str) -> pb.DeliberateRes
 
 
 @asynccontextmanager
-async def concurrent_callers(standing: RoleDeployment, name: str) -> AsyncIterator[None]:
+async def concurrent_callers(role_deployment: RoleDeployment, name: str) -> AsyncIterator[None]:
     """Let two callers call until the block ends, then assert that each call was answered and
     decided once.
     """
@@ -55,7 +55,7 @@ async def concurrent_callers(standing: RoleDeployment, name: str) -> AsyncIterat
     async def caller(caller_name: str) -> None:
         while going:
             task_ids.append(task_id := f"{name}-{caller_name}-{len(task_ids)}")
-            answer = await deliberate(standing, task_id)
+            answer = await deliberate(role_deployment, task_id)
             assert (answer.task_id, answer.status) == (task_id, pb.DELIBERATION_STATUS_COMPLETED), (
                 answer
             )
@@ -71,28 +71,28 @@ async def concurrent_callers(standing: RoleDeployment, name: str) -> AsyncIterat
         topic = (Channel.RESPONSES.of(task_id),)
         ends = [
             recorded
-            async for recorded in standing.bus.replay(topic)
+            async for recorded in role_deployment.bus.replay(topic)
             if recorded.event.type is EventType.DELIBERATION_DECIDED
         ]
         assert len(ends) == 1, task_id
 
 
 async def test_an_upgrade_of_all_roles_at_once_loses_no_call(
-    standing: RoleDeployment, home: Home, counted: Counted
+    role_deployment: RoleDeployment, home: Home, counted: Counted
 ) -> None:
-    async with concurrent_callers(standing, "upgrade"):
+    async with concurrent_callers(role_deployment, "upgrade"):
         values = deployment.values(counted.url, MOOTHALL_LOG__LEVEL="warning")
         await asyncio.to_thread(deployment.install, home, values)
-        await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
+        await wait_for_rollout(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
 
 
-async def wait_for_pods(standing: RoleDeployment, pods: int) -> set[str]:
+async def wait_for_pods(role_deployment: RoleDeployment, pods: int) -> set[str]:
     """Wait until this many workspace pods run; return their ids."""
     async with asyncio.timeout(180):
         while True:
             pod_names = {
                 pod.metadata.uid
-                for pod in await standing.pods("", deployment.WORKSPACES)
+                for pod in await role_deployment.pods("", deployment.WORKSPACES)
                 if pod.status.phase == "Running"
             }
             if len(pod_names) >= pods:
@@ -100,55 +100,57 @@ async def wait_for_pods(standing: RoleDeployment, pods: int) -> set[str]:
             await asyncio.sleep(0.5)
 
 
-async def serving(standing: RoleDeployment) -> set[str]:
-    return {pod.metadata.uid for pod in await standing.pods("app.kubernetes.io/name=moothall")}
+async def serving(role_deployment: RoleDeployment) -> set[str]:
+    return {
+        pod.metadata.uid for pod in await role_deployment.pods("app.kubernetes.io/name=moothall")
+    }
 
 
 async def replace_during_council(
     name: str,
-    standing: RoleDeployment,
+    role_deployment: RoleDeployment,
     counted: Counted,
     replace: Callable[[], Coroutine[Any, Any, None]],
-) -> Seen:
+) -> CouncilResult:
     """Hold a council whose seats wait for their model in their Jobs until the whole deployment was
     replaced; return its outcome.
     """
 
     async def replace_all() -> int:
         try:
-            await wait_for_pods(standing, SEATS)
-            old = await serving(standing)
+            await wait_for_pods(role_deployment, SEATS)
+            old = await serving(role_deployment)
             await replace()
             async with asyncio.timeout(120):
                 # Every pod of every role was replaced.
-                while not old.isdisjoint(await serving(standing)):
+                while not old.isdisjoint(await serving(role_deployment)):
                     await asyncio.sleep(0.5)
-            await wait_for_pods(standing, SEATS)
+            await wait_for_pods(role_deployment, SEATS)
         finally:
             counted.answers.set()
         return len(old)
 
     counted.answers.clear()
-    return await standing.council(name, replace_all, EventType.DELIBERATION_STARTED)
+    return await role_deployment.council(name, replace_all, EventType.DELIBERATION_STARTED)
 
 
 async def test_replacing_each_role_under_load_does_not_change_a_councils_outcome(
-    standing: RoleDeployment, counted: Counted, undisturbed: Seen
+    role_deployment: RoleDeployment, counted: Counted, undisturbed: CouncilResult
 ) -> None:
     async def restart() -> None:
         for name in DEPLOYMENTS:
             await ask("-n", deployment.SPACE, "rollout", "restart", f"deployment/moothall-{name}")
-            await rolled_out(f"deployment/moothall-{name}")
+            await wait_for_rollout(f"deployment/moothall-{name}")
 
-    async with concurrent_callers(standing, "restart"):
-        seen = await replace_during_council("rolled", standing, counted, restart)
-    assert undisturbed.difference(seen) == ""
-    assert (seen.repeated, seen.decisions) == ([], 1)
-    assert await standing.leftovers() == []
+    async with concurrent_callers(role_deployment, "restart"):
+        result = await replace_during_council("rolled", role_deployment, counted, restart)
+    assert undisturbed.difference(result) == ""
+    assert (result.repeated, result.decisions) == ([], 1)
+    assert await role_deployment.leftovers() == []
 
 
 async def test_an_upgrade_from_an_older_version_does_not_change_a_councils_outcome(
-    standing: RoleDeployment, home: Home, counted: Counted, undisturbed: Seen
+    role_deployment: RoleDeployment, home: Home, counted: Counted, undisturbed: CouncilResult
 ) -> None:
     try:
         await asyncio.to_thread(older_images.give, home, print)
@@ -168,7 +170,7 @@ async def test_an_upgrade_from_an_older_version_does_not_change_a_councils_outco
     async def upgrade() -> None:
         await give(new_credentials)
         await asyncio.to_thread(deployment.install, home, deployment.values(counted.url))
-        await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
+        await wait_for_rollout(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
 
     older = deployment.values(counted.url)
     older["images"] |= {
@@ -183,8 +185,8 @@ async def test_an_upgrade_from_an_older_version_does_not_change_a_councils_outco
         }
     )  # initially, all roles had the same
     await asyncio.to_thread(deployment.install, home, older)
-    await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
-    seen = await replace_during_council("upgraded-from-before", standing, counted, upgrade)
-    assert undisturbed.difference(seen) == ""
-    assert (seen.repeated, seen.decisions) == ([], 1)
-    assert await standing.leftovers() == []
+    await wait_for_rollout(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
+    result = await replace_during_council("upgraded-from-before", role_deployment, counted, upgrade)
+    assert undisturbed.difference(result) == ""
+    assert (result.repeated, result.decisions) == ([], 1)
+    assert await role_deployment.leftovers() == []

@@ -19,7 +19,7 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 from k8s.roles.conftest import Counted
-from k8s.roles.role_deployment import WHO, RoleDeployment, Seen
+from k8s.roles.role_deployment import WHO, CouncilResult, RoleDeployment
 
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from support.kube import deployment, page
@@ -27,7 +27,7 @@ from support.kube.ctl import ask
 from support.kube.deployment import CLAIMS, PASSWORD, SPACE
 from support.kube.page import by_role
 from support.kube.programs import Home
-from support.kube.stood import all_rolled_out, cleared, old_pods_gone
+from support.kube.stood import all_rolled_out, old_pods_gone, remove_deployment
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
@@ -72,49 +72,51 @@ async def command_outputs() -> list[str]:
     return [await run_in_api_pod("moothall", *arguments) for arguments in LOOKS]
 
 
-async def wait_until_stopped(standing: RoleDeployment) -> None:
+async def wait_until_stopped(role_deployment: RoleDeployment) -> None:
     async with asyncio.timeout(120):
-        while await standing.pods("app.kubernetes.io/name=moothall"):
+        while await role_deployment.pods("app.kubernetes.io/name=moothall"):
             await asyncio.sleep(0.5)
 
 
 async def current_secrets() -> str:
     """Return the current Secrets, for `kubectl apply` elsewhere."""
     document = json.loads(await ask("-n", SPACE, "get", "secrets", *SECRETS, "-o", "json"))
-    for one in document["items"]:
-        one["metadata"] = {name: one["metadata"][name] for name in ("name", "namespace")}
+    for manifest in document["items"]:
+        manifest["metadata"] = {name: manifest["metadata"][name] for name in ("name", "namespace")}
     return json.dumps(document)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def copies(
-    standing: RoleDeployment, undisturbed: Seen, tmp_path_factory: pytest.TempPathFactory
+    role_deployment: RoleDeployment,
+    undisturbed: CouncilResult,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Copies:
     """A deployment that was scaled to zero, copied, and scaled up again, as the page describes."""
-    before, folder = await command_outputs(), tmp_path_factory.mktemp("copies")
+    outputs_before, folder = await command_outputs(), tmp_path_factory.mktemp("copies")
     down, *up = page.lines("kubectl -n moothall scale deployment/moothall-")
     await page.run(by_role(down, SPACE))
-    await wait_until_stopped(standing)
+    await wait_until_stopped(role_deployment)
     for name in KEPT:
         subprocess.run(
-            ("cp", "--archive", str(standing.folders.root / name), str(folder)), check=True
+            ("cp", "--archive", str(role_deployment.folders.root / name), str(folder)), check=True
         )
     for line in up:
         await page.run(by_role(line, SPACE))
     await all_rolled_out()
-    return Copies(folder, await current_secrets(), before)
+    return Copies(folder, await current_secrets(), outputs_before)
 
 
 async def test_a_server_scaled_to_zero_and_back_is_unchanged(
-    standing: RoleDeployment, undisturbed: Seen, copies: Copies
+    role_deployment: RoleDeployment, undisturbed: CouncilResult, copies: Copies
 ) -> None:
     assert await command_outputs() == copies.command_outputs
-    assert undisturbed.difference(await standing.council("scaled")) == ""
+    assert undisturbed.difference(await role_deployment.council("scaled")) == ""
 
 
-async def status(standing: RoleDeployment, token: str) -> grpc.StatusCode:
+async def status(role_deployment: RoleDeployment, token: str) -> grpc.StatusCode:
     """Query the deployment's status with a token; return the gRPC status."""
-    async with standing.stub() as stub:
+    async with role_deployment.stub() as stub:
         try:
             metadata = (("authorization", f"Bearer {token}"),)
             await stub.GetStatus(
@@ -129,28 +131,28 @@ async def at_neo4j(password: str, statement: str, database: str) -> str:
     return (await run_in_api_pod("python", "-c", ASK_NEO4J, password, statement, database)).strip()
 
 
-async def presented_certificate(standing: RoleDeployment) -> str:
+async def presented_certificate(role_deployment: RoleDeployment) -> str:
     """Return the certificate that the endpoints present."""
     return await asyncio.to_thread(
-        ssl.get_server_certificate, (standing.dependencies["moothall"], 8080)
+        ssl.get_server_certificate, (role_deployment.dependencies["moothall"], 8080)
     )
 
 
 async def test_credentials_are_replaced_as_documented(
-    standing: RoleDeployment, home: Home, copies: Copies, tmp_path: Path
+    role_deployment: RoleDeployment, home: Home, copies: Copies, tmp_path: Path
 ) -> None:
     deployment.certificate(home, f"{SPACE}-new")
     for end in ("crt", "key"):
         (tmp_path / f"tls.{end}").write_bytes((home.keys / f"{SPACE}-new.{end}").read_bytes())
-    (tmp_path / "ca.crt").write_bytes(standing.authority)
+    (tmp_path / "ca.crt").write_bytes(role_deployment.authority)
     (tmp_path / "settings.env").write_text(
         f"MOOTHALL_GRPC__TOKEN={NEW_TOKEN}\nMOOTHALL_GRAPH__PASSWORD={NEW_PASSWORD}\n"
     )
     (tmp_path / "neo4j.env").write_text(f"NEO4J_AUTH=neo4j/{NEW_PASSWORD}\n")
     old = WHO[0][1].removeprefix("Bearer ")
-    assert await status(standing, NEW_TOKEN) is grpc.StatusCode.UNAUTHENTICATED
+    assert await status(role_deployment, NEW_TOKEN) is grpc.StatusCode.UNAUTHENTICATED
     assert await at_neo4j(NEW_PASSWORD, "RETURN 1", "neo4j") == "refused"
-    before = await presented_certificate(standing)
+    certificate_before = await presented_certificate(role_deployment)
 
     alter = page.line("ALTER CURRENT USER SET PASSWORD FROM").removesuffix(";")
     statement = alter.replace("'old'", f"'{PASSWORD}'").replace("'new'", f"'{NEW_PASSWORD}'")
@@ -163,53 +165,62 @@ async def test_credentials_are_replaced_as_documented(
     await all_rolled_out()
     await old_pods_gone()
 
-    assert await status(standing, old) is grpc.StatusCode.UNAUTHENTICATED
-    assert await status(standing, NEW_TOKEN) is grpc.StatusCode.OK
+    assert await status(role_deployment, old) is grpc.StatusCode.UNAUTHENTICATED
+    assert await status(role_deployment, NEW_TOKEN) is grpc.StatusCode.OK
     assert await at_neo4j(PASSWORD, "RETURN 1", "neo4j") == "refused"
     assert (
-        (await presented_certificate(standing)).strip()
+        (await presented_certificate(role_deployment)).strip()
         == (tmp_path / "tls.crt").read_text().strip()
-        != before.strip()
+        != certificate_before.strip()
     )
     request = pb.DeliberateRequest(
         task_description="HAIKU about a key", role="DEV", num_agents=1, task_id="later"
     )
-    async with standing.stub() as stub:
+    async with role_deployment.stub() as stub:
         answer = await stub.Deliberate(
             request, metadata=(("authorization", f"Bearer {NEW_TOKEN}"),), timeout=120
         )
     assert answer.status == pb.DELIBERATION_STATUS_COMPLETED
-    await standing.wait_for_graph()
+    await role_deployment.wait_for_graph()
 
 
 async def test_a_restored_server_equals_its_backup(
-    standing: RoleDeployment, home: Home, counted: Counted, undisturbed: Seen, copies: Copies
+    role_deployment: RoleDeployment,
+    home: Home,
+    counted: Counted,
+    undisturbed: CouncilResult,
+    copies: Copies,
 ) -> None:
     assert "later" in await run_in_api_pod("moothall", "list", "--json"), (
         "data written after the copies is missing"
     )
     await page.run(by_role(page.lines("scale deployment/moothall --replicas=0")[0], SPACE))
-    await wait_until_stopped(standing)
-    await standing.disconnect()
-    await cleared(home)
-    await asyncio.to_thread(standing.folders.make)
-    assert not any(any((standing.folders.root / name).iterdir()) for name in CLAIMS)
+    await wait_until_stopped(role_deployment)
+    await role_deployment.disconnect()
+    await remove_deployment(home)
+    await asyncio.to_thread(role_deployment.folders.make)
+    assert not any(any((role_deployment.folders.root / name).iterdir()) for name in CLAIMS)
 
     for name in KEPT:
         subprocess.run(
-            ("cp", "--archive", f"{copies.folder / name}/.", str(standing.folders.root / name)),
+            (
+                "cp",
+                "--archive",
+                f"{copies.folder / name}/.",
+                str(role_deployment.folders.root / name),
+            ),
             check=True,
         )
-    for manifest in (deployment.places(standing.folders), copies.secrets):
-        await ask("apply", "-f", "-", given=manifest)
+    for manifest in (deployment.places(role_deployment.folders), copies.secrets):
+        await ask("apply", "-f", "-", stdin=manifest)
     await asyncio.to_thread(deployment.install, home, deployment.values(counted.url))
     await all_rolled_out()
-    await standing.connect()
+    await role_deployment.connect()
 
     assert await command_outputs() == copies.command_outputs, (
         "the restored state differs from the copies"
     )
-    await standing.wait_for_graph()  # into an empty graph
-    seen: Any = await standing.council("brought-back")
-    assert undisturbed.difference(seen) == ""
-    assert await standing.leftovers() == []
+    await role_deployment.wait_for_graph()  # into an empty graph
+    result: Any = await role_deployment.council("brought-back")
+    assert undisturbed.difference(result) == ""
+    assert await role_deployment.leftovers() == []

@@ -23,31 +23,33 @@ def proposal(seat: str, diff: str) -> Proposal:
 
 @given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=8), st.randoms(use_true_random=False))
 def test_grouping_answers_ignores_names_and_order(diffs: list[str], chance: random.Random) -> None:
-    given_ = [proposal(f"s{number}", diff) for number, diff in enumerate(diffs)]
-    shuffled = chance.sample(given_, len(given_))
-    assert [answer.text for answer in group_answers(given_)] == [
+    proposals = [proposal(f"s{number}", diff) for number, diff in enumerate(diffs)]
+    shuffled = chance.sample(proposals, len(proposals))
+    assert [answer.text for answer in group_answers(proposals)] == [
         answer.text for answer in group_answers(shuffled)
     ]
     renamed = [proposal(f"z{9 - number}", diff) for number, diff in enumerate(diffs)]
-    assert [answer.text for answer in group_answers(given_)] == [
+    assert [answer.text for answer in group_answers(proposals)] == [
         answer.text for answer in group_answers(renamed)
     ]
 
 
 @given(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=8), st.integers(1, 4))
-def test_no_seat_reviews_its_own_answer_or_more_than_its_share(diffs: list[str], each: int) -> None:
+def test_no_seat_reviews_its_own_answer_or_more_than_its_share(
+    diffs: list[str], reviews_per_seat: int
+) -> None:
     seats = [f"s{number}" for number in range(len(diffs))]
     pairs = assign_reviews(
         group_answers(proposal(seat, diff) for seat, diff in zip(seats, diffs, strict=True)),
         seats,
-        each,
+        reviews_per_seat,
     )
     assert all(reviewer not in answer.seats for reviewer, answer in pairs)
-    assert max(Counter(reviewer for reviewer, _ in pairs).values(), default=0) <= each
+    assert max(Counter(reviewer for reviewer, _ in pairs).values(), default=0) <= reviews_per_seat
     assert len(pairs) == len({(reviewer, answer.text) for reviewer, answer in pairs})
     reviews = Counter(answer.text for _, answer in pairs)
     if len(set(diffs)) == len(diffs):
-        assert all(reviews[diff] == min(each, len(diffs) - 1) for diff in diffs)
+        assert all(reviews[diff] == min(reviews_per_seat, len(diffs) - 1) for diff in diffs)
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ MARKS = {
 }
 
 
-def known() -> MemoryGraph:
+def known_graph() -> MemoryGraph:
     graph = MemoryGraph()
     graph.announce("context", KNOWN)
     graph.announce("similar", LIKE)
@@ -89,7 +89,7 @@ def known() -> MemoryGraph:
 
 
 async def test_the_graphs_knowledge_is_included_and_fenced() -> None:
-    briefing = await Briefings(known().ask, LimitSettings()).brief(
+    briefing = await Briefings(known_graph().ask, LimitSettings()).brief(
         replace(REQUESTED, scopes=tuple(scopes().worth)), LOCAL
     )
     assert briefing.system.startswith("You are a developer")
@@ -107,25 +107,27 @@ async def test_the_graphs_knowledge_is_included_and_fenced() -> None:
 
 
 async def test_a_seat_and_a_caller_get_the_same_text() -> None:
-    briefings = Briefings(known().ask, LimitSettings())
+    briefings = Briefings(known_graph().ask, LimitSettings())
     briefing = await briefings.brief(REQUESTED, LOCAL)
     assert await briefings.brief_seats(REQUESTED, LOCAL, 1000) == briefing.graph_text
     assert briefing.graph_text in briefing.context
 
 
 async def test_the_same_content_has_the_same_version() -> None:
-    first, again = known(), known()
-    one = await Briefings(first.ask, LimitSettings()).brief(REQUESTED, LOCAL)
-    assert await Briefings(again.ask, LimitSettings()).brief(REQUESTED, LOCAL) == one
-    again.announce("context", {**KNOWN, "plan": []})
+    first, second_graph = known_graph(), known_graph()
+    first_briefing = await Briefings(first.ask, LimitSettings()).brief(REQUESTED, LOCAL)
     assert (
-        await Briefings(again.ask, LimitSettings()).brief(REQUESTED, LOCAL)
-    ).version != one.version
+        await Briefings(second_graph.ask, LimitSettings()).brief(REQUESTED, LOCAL) == first_briefing
+    )
+    second_graph.announce("context", {**KNOWN, "plan": []})
+    assert (
+        await Briefings(second_graph.ask, LimitSettings()).brief(REQUESTED, LOCAL)
+    ).version != first_briefing.version
 
 
 @pytest.mark.parametrize("scope", scopes().worth)
 async def test_the_graph_is_queried_only_for_the_requested_scopes(scope: str) -> None:
-    graph = known()
+    graph = known_graph()
     await Briefings(graph.ask, LimitSettings()).brief(
         replace(REQUESTED, scopes=(scope.upper(),)), LOCAL
     )
@@ -141,19 +143,19 @@ async def test_the_graph_is_queried_only_for_the_requested_scopes(scope: str) ->
 
 @pytest.mark.parametrize(("role", "phase"), [("data", "coach"), ("po", "build"), ("", "verify")])
 async def test_a_caller_gets_only_the_scopes_that_the_table_allows(role: str, phase: str) -> None:
-    graph, allowed = known(), scopes().allowed_scopes(role, phase)
+    graph, allowed = known_graph(), scopes().allowed_scopes(role, phase)
     request = replace(REQUESTED, role=role, phase=phase, scopes=tuple(scopes().worth))
     briefing = await Briefings(graph.ask, LimitSettings()).brief(request, LOCAL)
     assert briefing.scopes == allowed
     assert len(allowed) < len(scopes().worth)
-    only = next(
+    scope_names = next(
         parameters["only"] for question, parameters in graph.requested if question == "context"
     )
-    assert only.split(",") == [scope for scope in allowed if scope != "timeline"]
+    assert scope_names.split(",") == [scope for scope in allowed if scope != "timeline"]
 
 
 async def test_named_parts_are_shown_with_the_story() -> None:
-    graph = known()
+    graph = known_graph()
     briefing = await Briefings(graph.ask, LimitSettings()).brief(
         replace(REQUESTED, summaries=True), LOCAL
     )
@@ -162,7 +164,10 @@ async def test_named_parts_are_shown_with_the_story() -> None:
 
 
 async def test_unknown_context_is_left_out_and_tenants_are_isolated() -> None:
-    for graph, principal in ((MemoryGraph(), LOCAL), (known(), Principal("eve", "elsewhere"))):
+    for graph, principal in (
+        (MemoryGraph(), LOCAL),
+        (known_graph(), Principal("eve", "elsewhere")),
+    ):
         briefing = await Briefings(graph.ask, LimitSettings()).brief(
             replace(REQUESTED, timeline=True), principal
         )
@@ -171,7 +176,7 @@ async def test_unknown_context_is_left_out_and_tenants_are_isolated() -> None:
 
 
 async def test_no_secret_is_published() -> None:
-    graph = known()
+    graph = known_graph()
     graph.announce(
         "context", {**KNOWN, "comments": [{"actor": "bob", "comment": "the password is swordfish"}]}
     )
@@ -212,7 +217,7 @@ async def test_a_briefing_stays_within_its_budget_under_any_token_count(
 
 
 async def test_the_most_valuable_parts_are_kept_if_space_is_short() -> None:
-    briefings = Briefings(known().ask, LimitSettings())
+    briefings = Briefings(known_graph().ask, LimitSettings())
     texts = [await briefings.brief_seats(REQUESTED, LOCAL, budget) for budget in range(0, 300, 10)]
     assert texts[0] == ""
     assert [len(text) for text in texts] == sorted(len(text) for text in texts)
@@ -226,7 +231,7 @@ async def test_the_most_valuable_parts_are_kept_if_space_is_short() -> None:
 
 
 async def test_no_graph_text_can_imitate_a_heading_or_an_end() -> None:
-    graph = known()
+    graph = known_graph()
     graph.announce(
         "context",
         {
@@ -243,7 +248,7 @@ async def test_no_graph_text_can_imitate_a_heading_or_an_end() -> None:
 
 
 def test_similarity_is_measured_by_rare_shared_words() -> None:
-    some = [
+    tasks = [
         {"description": text}
         for text in (
             "add a test for export",
@@ -252,9 +257,9 @@ def test_similarity_is_measured_by_rare_shared_words() -> None:
             "add a field",
         )
     ]
-    assert find_similar("add export of invoices", some)[0] is some[2]
-    assert find_similar("nothing of that", some) == []
-    assert find_similar("", some) == some
+    assert find_similar("add export of invoices", tasks)[0] is tasks[2]
+    assert find_similar("nothing of that", tasks) == []
+    assert find_similar("", tasks) == tasks
 
 
 @pytest.mark.parametrize(
@@ -277,7 +282,7 @@ async def test_an_invalid_briefing_request_is_refused(
     request_: BriefingRequest, message: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        await Briefings(known().ask, LimitSettings()).brief(request_, LOCAL)
+        await Briefings(known_graph().ask, LimitSettings()).brief(request_, LOCAL)
 
 
 @pytest.mark.parametrize(

@@ -69,14 +69,14 @@ def test_failing_cases_keep_their_own_output_and_those_with_output_come_first() 
 
 
 def test_one_of_several_cases_with_the_same_failure_comes_first() -> None:
-    same, other = (
+    same_failure, other_failure = (
         "tests/test_x.py:{}: in f\nsrc/x.py:1: in g\nE   TypeError: no",
         "src/x.py:1: in g\nE   TypeError: but",
     )
     details = {
-        "a": same.format(3),
-        "b": same.format(5),
-        "c": other,
+        "a": same_failure.format(3),
+        "b": same_failure.format(5),
+        "c": other_failure,
         "d": "src/x.py:2: in g\nE   TypeError: no",
     }
     run = CheckRun("tests", Verdict.FAILED, dict.fromkeys(details, "failed"), details=details)

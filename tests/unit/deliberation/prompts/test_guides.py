@@ -15,12 +15,12 @@ SKILL_PATH = ".agents/skills/release/SKILL.md"
 
 
 def reader(files: Mapping[str, str]) -> Callable[[str], Awaitable[str]]:
-    async def read(path: str) -> str:
+    async def read_file(path: str) -> str:
         if path not in files:
             raise NotFound(path)
         return files[path]
 
-    return read
+    return read_file
 
 
 async def test_the_closest_guide_of_a_named_file_is_shown_and_the_others_are_listed() -> None:
@@ -33,11 +33,11 @@ async def test_the_closest_guide_of_a_named_file_is_shown_and_the_others_are_lis
         "node_modules/x/AGENTS.md": "of another project",
     }
     guides = await read_guides(tuple(files), ["a/b/c/code.py"], reader(files))
-    root, near, listed = guides.prompt_parts()
+    root, closest, listed = guides.prompt_parts()
     assert "AGENTS.md: how to work in this repository" in root
     assert "Use tabs." in root
-    assert "a/b/AGENTS.md: how to work in this folder; it comes before" in near
-    assert "Use British English." in near
+    assert "a/b/AGENTS.md: how to work in this folder; it comes before" in closest
+    assert "Use British English." in closest
     assert "\na/AGENTS.md\nc/CLAUDE.md\n" in listed
     assert "Use spaces." not in listed
     assert guides.digests == {

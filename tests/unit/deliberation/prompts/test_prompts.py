@@ -89,9 +89,11 @@ def test_the_example_answer_uses_a_file_of_the_repository_and_two_turns(
     )[-1].content
     assert file in prompt
     assert ("maths" in prompt) == (span is None)
-    look, end = prompt.split("these two:\n")[1].split("\nNow do the task.")[0].rsplit("\n", 1)
+    example_turn, end = (
+        prompt.split("these two:\n")[1].split("\nNow do the task.")[0].rsplit("\n", 1)
+    )
     assert [
-        action.tool for action in read_turn(ChatReply(look, "stop", Usage()), mode).actions
+        action.tool for action in read_turn(ChatReply(example_turn, "stop", Usage()), mode).actions
     ] in (
         ["files.read"],
         ["files.search"],
@@ -107,11 +109,11 @@ def test_the_seat_specific_part_comes_last() -> None:
     shared = prompts.shared_text(
         deliberation(), RepositoryContext((("tests/test_a.py", "T"),), (("a.py", "A"),), "a.py")
     )
-    one = prompts.seat_prompt("S", shared, "dev", "one way", about_text=False)
-    two = prompts.seat_prompt("S", shared, "qa", "another", about_text=False)
-    assert one[0] == two[0]
-    assert one[1].content.startswith(shared)
-    assert two[1].content.startswith(shared)
+    dev_prompt = prompts.seat_prompt("S", shared, "dev", "one way", about_text=False)
+    qa_prompt = prompts.seat_prompt("S", shared, "qa", "another", about_text=False)
+    assert dev_prompt[0] == qa_prompt[0]
+    assert dev_prompt[1].content.startswith(shared)
+    assert qa_prompt[1].content.startswith(shared)
     assert shared.index("tests/test_a.py") < shared.index("a.py [")
 
 
@@ -145,7 +147,7 @@ def test_clipped_text_is_bounded_and_short_text_untouched(text: str, limit: int)
 
 
 async def test_a_repo_map_adds_the_code_of_frames_and_definitions_and_a_map() -> None:
-    ready = prepared(**{"tests/test_money.py::test_pay": "failed"})
+    ready = prepared_with(**{"tests/test_money.py::test_pay": "failed"})
     run = ready.runs["tests"]
     ready = replace(
         ready,
@@ -157,7 +159,7 @@ async def test_a_repo_map_adds_the_code_of_frames_and_definitions_and_a_map() ->
     )
     requests: list[RepoMapRequest] = []
 
-    async def look(order: RepoMapRequest) -> RepoMap:
+    async def survey(order: RepoMapRequest) -> RepoMap:
         requests.append(order)
         spans = (
             CodePassage("src/pkg/money.py", "pay", 1, "def pay(): ..."),
@@ -167,22 +169,22 @@ async def test_a_repo_map_adds_the_code_of_frames_and_definitions_and_a_map() ->
             spans, ("lib/cart.js",), "lib/x.py:\n  def far()\nsrc/pkg/money.py:\n  def pay()\n", OWN
         )
 
-    shown = await select_context(ready, "Mend pay", read, 2000, look)
+    context = await select_context(ready, "Mend pay", read_file, 2000, survey)
     (order,) = requests
     assert order.frames == (("src/pkg/money.py", 1),)
     assert order.tests == (("tests/test_money.py", "test_pay"),)
     assert order.paths == ("tests/test_money.py", "src/pkg/money.py", "src/pkg/other.py")
     assert {"pay", "Mend", "ValueError"} <= set(order.words)
-    assert shown.cases == (("tests/test_money.py::test_pay", "src/pkg/money.py:1: ValueError"),)
-    assert shown.code == (("src/pkg/money.py, line 1", "def pay(): ..."),)
-    assert [path for path, _ in shown.files] == [
+    assert context.cases == (("tests/test_money.py::test_pay", "src/pkg/money.py:1: ValueError"),)
+    assert context.code == (("src/pkg/money.py, line 1", "def pay(): ..."),)
+    assert [path for path, _ in context.files] == [
         "src/pkg/money.py",
         "src/pkg/other.py",
         "lib/cart.js",
     ]
-    assert shown.map == "lib/x.py:\n  def far()"  # without the files shown in full
-    assert shown.example == OWN
-    text = prompts.shared_text(deliberation(), shown)
+    assert context.map == "lib/x.py:\n  def far()"  # without the files shown in full
+    assert context.example == OWN
+    text = prompts.shared_text(deliberation(), context)
     order_of = [
         text.index(part)
         for part in (
@@ -206,22 +208,22 @@ async def test_many_failing_cases_are_named_and_counted() -> None:
         tuple(sorted(FILES)),
         {"tests": run},
     )
-    shown = await select_context(ready, "Mend", read, 4000)
-    assert shown.cases[0] == ("tests/test_money.py::test_1", "")
-    assert shown.cases[-1] == ("… and 29 more", "")
+    context = await select_context(ready, "Mend", read_file, 4000)
+    assert context.cases[0] == ("tests/test_money.py::test_1", "")
+    assert context.cases[-1] == ("… and 29 more", "")
 
 
 async def test_a_case_that_fails_like_another_is_named_without_its_output() -> None:
-    ready = prepared(**{f"tests/test_money.py::test_{name}": "failed" for name in "abc"})
+    ready = prepared_with(**{f"tests/test_money.py::test_{name}": "failed" for name in "abc"})
     run = ready.runs["tests"]
     details = {
         case: f"src/pkg/money.py:1: in pay\nE   {'KeyError' if case.endswith('c') else 'TypeError'}"
         for case in run.cases
     }
-    shown = await select_context(
-        replace(ready, runs={"tests": replace(run, details=details)}), "Mend", read, 4000
+    context = await select_context(
+        replace(ready, runs={"tests": replace(run, details=details)}), "Mend", read_file, 4000
     )
-    assert [(case[-1], bool(text)) for case, text in shown.cases] == [
+    assert [(case[-1], bool(text)) for case, text in context.cases] == [
         ("a", True),
         ("c", True),
         ("b", False),
@@ -229,13 +231,13 @@ async def test_a_case_that_fails_like_another_is_named_without_its_output() -> N
 
 
 async def test_the_output_of_an_advisory_check_is_not_shown() -> None:
-    ready = prepared(**{"tests/test_money.py::test_pay": "failed"})
+    ready = prepared_with(**{"tests/test_money.py::test_pay": "failed"})
     lint = CheckRun("lint", Verdict.FAILED, output="src/pkg/money.py:1:1: D100 missing docstring")
     base = replace(ready.base, profile=replace(ready.base.profile, advisory=("lint",)))
-    shown = await select_context(
-        replace(ready, base=base, runs={**ready.runs, "lint": lint}), "Mend", read, 4000
+    context = await select_context(
+        replace(ready, base=base, runs={**ready.runs, "lint": lint}), "Mend", read_file, 4000
     )
-    assert [case for case, _ in shown.cases] == ["tests/test_money.py::test_pay"]
+    assert [case for case, _ in context.cases] == ["tests/test_money.py::test_pay"]
 
 
 def test_a_module_named_by_the_task_is_shown() -> None:
@@ -256,38 +258,38 @@ FILES = {
 }
 
 
-def prepared(**cases: str) -> Prepared:
+def prepared_with(**cases: str) -> Prepared:
     run = CheckRun(
         "tests", Verdict.FAILED, {key.replace("__", "::"): value for key, value in cases.items()}
     )
     return Prepared(Base("r", "0" * 40, Profile()), "k", tuple(sorted(FILES)), {"tests": run})
 
 
-async def read(path: str) -> str:
+async def read_file(path: str) -> str:
     if path == "src/pkg/__init__.py":
         raise NotFound(path)
     return FILES[path]
 
 
 async def test_failing_tests_come_first_then_their_imports() -> None:
-    ready = prepared(
+    ready = prepared_with(
         **{"tests/test_money.py::test_pay": "failed", "tests/test_ok.py::test_ok": "passed"}
     )
-    shown = await select_context(ready, "Mend pay, see README.md", read, 2000)
-    assert [path for path, _ in shown.failing] == ["tests/test_money.py"]
-    assert [path for path, _ in shown.files] == [
+    context = await select_context(ready, "Mend pay, see README.md", read_file, 2000)
+    assert [path for path, _ in context.failing] == ["tests/test_money.py"]
+    assert [path for path, _ in context.files] == [
         "README.md",
         "src/pkg/money.py",
         "src/pkg/other.py",
     ]
-    assert shown.listing.splitlines() == sorted(FILES)
+    assert context.listing.splitlines() == sorted(FILES)
 
 
 @pytest.mark.parametrize(
     "case", ["tests/test_money.py", "tests/test_money.py::test_pay", "tests.test_money::test_pay"]
 )
 def test_a_failing_case_leads_to_its_file(case: str) -> None:
-    ready = prepared()
+    ready = prepared_with()
     ready.runs["tests"].cases[case] = "errored"  # type: ignore[index] # a dict, here
     failing = find_failing_cases(ready.runs, ready.files, {})
     assert failing_files(failing, ready) == ["tests/test_money.py"]
@@ -296,9 +298,9 @@ def test_a_failing_case_leads_to_its_file(case: str) -> None:
 async def test_files_are_found_in_the_output_of_a_runner_without_cases() -> None:
     run = CheckRun("tests", Verdict.FAILED, {}, "FAIL tests/cart.test.js\n  at lib/cart.js:3")
     ready = Prepared(Base("r", "0" * 40, Profile()), "k", tuple(sorted(FILES)), {"tests": run})
-    shown = await select_context(ready, "mend it", read, 2000)
-    assert [path for path, _ in shown.failing] == ["tests/cart.test.js"]
-    assert [path for path, _ in shown.files] == ["lib/cart.js"]
+    context = await select_context(ready, "mend it", read_file, 2000)
+    assert [path for path, _ in context.failing] == ["tests/cart.test.js"]
+    assert [path for path, _ in context.files] == ["lib/cart.js"]
 
 
 async def test_the_repositorys_instructions_are_shown_as_far_as_they_fit() -> None:
@@ -306,18 +308,18 @@ async def test_the_repositorys_instructions_are_shown_as_far_as_they_fit() -> No
         return (
             "Write British English.\n" + "and more\n" * 500
             if path == "AGENTS.md"
-            else await read(path)
+            else await read_file(path)
         )
 
-    ready = prepared(**{"tests/test_money.py::test_pay": "failed"})
+    ready = prepared_with(**{"tests/test_money.py::test_pay": "failed"})
     ready = replace(ready, files=("AGENTS.md", *ready.files))
-    shown = await select_context(ready, "Mend pay", with_guide, 2000)
-    assert shown.guide.startswith("Write British English.\nand more\n")
-    assert 150 < tokens(shown.guide) <= 201
-    text = prompts.shared_text(deliberation(), shown)
+    context = await select_context(ready, "Mend pay", with_guide, 2000)
+    assert context.guide.startswith("Write British English.\nand more\n")
+    assert 150 < tokens(context.guide) <= 201
+    text = prompts.shared_text(deliberation(), context)
     assert text.index("Write British") < text.index("a test that fails now")
     assert "AGENTS.md" not in prompts.shared_text(
-        deliberation(), await select_context(prepared(), "Mend pay", read, 2000)
+        deliberation(), await select_context(prepared_with(), "Mend pay", read_file, 2000)
     )
 
 
@@ -326,10 +328,12 @@ async def test_the_prompt_fits_the_budget(budget: int) -> None:
     async def long(path: str) -> str:
         return f"# {path}\n" * 5000
 
-    ready = prepared(**{"tests/test_money.py::test_pay": "failed"})
-    shown = await select_context(ready, "see README.md", long, budget)
-    assert shown.failing
-    total = tokens(shown.listing) + sum(tokens(text) for _, text in (*shown.failing, *shown.files))
+    ready = prepared_with(**{"tests/test_money.py::test_pay": "failed"})
+    context = await select_context(ready, "see README.md", long, budget)
+    assert context.failing
+    total = tokens(context.listing) + sum(
+        tokens(text) for _, text in (*context.failing, *context.files)
+    )
     assert total <= budget * 1.25
 
 

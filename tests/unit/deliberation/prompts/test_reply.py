@@ -147,7 +147,7 @@ def test_python_turns_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "text", "wrong"),
+    ("mode", "text", "reason"),
     [
         ("json", "", "no JSON object"),
         ("json", "[1]", "no JSON object"),
@@ -173,11 +173,11 @@ def test_python_turns_are_read() -> None:
     ],
 )
 def test_an_invalid_turn_is_reported_with_an_example_of_a_valid_one(
-    mode: Any, text: str, wrong: str
+    mode: Any, text: str, reason: str
 ) -> None:
     with pytest.raises(MalformedReplyError) as caught:
         reply.read_turn(chat_reply(text), mode)
-    assert wrong in str(caught.value)
+    assert reason in str(caught.value)
     assert "Right is, for example" in str(caught.value)
 
 
@@ -223,14 +223,14 @@ def test_any_json_is_read_as_a_turn_or_malformed(value: Any) -> None:
 
 def test_the_schema_accepts_turns_and_nothing_else() -> None:
     schema = reply.turn_schema(SPECS).schema
-    good = [
+    valid_turns = [
         {
             "thought": "t",
             "actions": [{"tool": "files.append", "args": {"path": "a", "content": "b"}}],
         },
         {"thought": "t", "finish": "x"},
     ]
-    bad = [
+    invalid_turns = [
         {"thought": "t"},
         {"thought": "t", "finish": "x", "actions": []},
         {"thought": "t", "actions": [{"tool": "rm", "args": {}}]},
@@ -240,8 +240,8 @@ def test_the_schema_accepts_turns_and_nothing_else() -> None:
     ]
     jsonschema.Draft202012Validator.check_schema(dict(schema))
     validator = jsonschema.Draft202012Validator(dict(schema))
-    assert all(validator.is_valid(item) for item in good)
-    assert not any(validator.is_valid(item) for item in bad)
+    assert all(validator.is_valid(item) for item in valid_turns)
+    assert not any(validator.is_valid(item) for item in invalid_turns)
 
 
 def test_every_string_and_list_of_every_schema_is_bounded() -> None:

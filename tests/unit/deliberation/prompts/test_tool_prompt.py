@@ -43,8 +43,8 @@ def test_files_of_small_source_folders_are_named_while_they_fit() -> None:
         "docs/ (1 file)",
         "src/ (2 files): eval.rs, lib.rs",
     ]
-    many = [f"pkg{number}/{'long' * 20}_{part}.py" for number in range(20) for part in range(5)]
-    assert len(list_folders(many)) <= 900
+    paths = [f"pkg{number}/{'long' * 20}_{part}.py" for number in range(20) for part in range(5)]
+    assert len(list_folders(paths)) <= 900
 
 
 @pytest.mark.parametrize("alone", [True, False])

@@ -19,14 +19,14 @@ CHANGE = Patch(
 )
 
 
-def prepared() -> Prepared:
+def prepared_base() -> Prepared:
     profile = Profile(checks={"tests": ("pytest",)})
     return Prepared(
         Base("r", "0" * 40, profile), "k", (), {"tests": CheckRun("tests", Verdict.PASSED, BASE)}
     )
 
 
-def standing(*cases: str, partial_checks: bool = True) -> WorkspaceState:
+def workspace_state(*cases: str, partial_checks: bool = True) -> WorkspaceState:
     run = CheckRun("tests", Verdict.PASSED, dict.fromkeys(cases, "passed"))
     return WorkspaceState(
         CHANGE, {"tests": run} if cases else {}, partial_checks=("tests",) if partial_checks else ()
@@ -34,25 +34,27 @@ def standing(*cases: str, partial_checks: bool = True) -> WorkspaceState:
 
 
 def test_a_partial_run_reports_how_many_existing_tests_ran() -> None:
-    some = standing("tests/test_a.py::x", "tests/test_new.py::y")
+    partial_run = workspace_state("tests/test_a.py::x", "tests/test_new.py::y")
     assert "1 of 4 existing tests ran: those near your change." in submission_text(
-        some, prepared(), {}, 2000
+        partial_run, prepared_base(), {}, 2000
     )
-    assert is_clean(some, prepared(), {})
-    full_run = standing(*BASE, partial_checks=False)
-    assert "existing tests ran" not in submission_text(full_run, prepared(), {}, 2000)
+    assert is_clean(partial_run, prepared_base(), {})
+    full_run = workspace_state(*BASE, partial_checks=False)
+    assert "existing tests ran" not in submission_text(full_run, prepared_base(), {}, 2000)
 
 
 def test_a_seat_is_asked_to_confirm_if_no_existing_test_ran() -> None:
-    own = standing("tests/test_new.py::y")
+    own_tests_only = workspace_state("tests/test_new.py::y")
     assert "0 of 4 existing tests ran: none was found near your change." in submission_text(
-        own, prepared(), {}, 2000
+        own_tests_only, prepared_base(), {}, 2000
     )
-    assert not is_clean(own, prepared(), {})
+    assert not is_clean(own_tests_only, prepared_base(), {})
     only_tests = replace(CHANGE, paths=CHANGE.tests)
-    assert is_clean(replace(own, patch=only_tests), prepared(), {}), "it can break nothing"
+    assert is_clean(replace(own_tests_only, patch=only_tests), prepared_base(), {}), (
+        "it can break nothing"
+    )
     assert "tests: 0 of 4 existing tests ran: none" in submission_text(
-        standing(), prepared(), {}, 2000
+        workspace_state(), prepared_base(), {}, 2000
     )
 
 

@@ -433,7 +433,7 @@ def test_shell_blocks_are_read_only_if_there_are_no_other_calls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "text", "wrong"),
+    ("mode", "text", "reason"),
     [
         ("json", "I run\n```bash\nls\n```", "there is no shell here: use the tools"),
         (
@@ -491,10 +491,10 @@ def test_shell_blocks_are_read_only_if_there_are_no_other_calls() -> None:
         ),
     ],
 )
-def test_errors_of_a_reply_are_named(mode: ReplyMode, text: str, wrong: str) -> None:
+def test_errors_of_a_reply_are_named(mode: ReplyMode, text: str, reason: str) -> None:
     with pytest.raises(MalformedReplyError) as caught:
         reply.read_turn(chat_reply(text), mode, NO_SHELL)
-    assert wrong in str(caught.value)
+    assert reason in str(caught.value)
     assert "Right is, for example" in str(caught.value)
 
 
@@ -516,21 +516,23 @@ THOUGHTS = [
 
 @pytest.mark.parametrize("thought", THOUGHTS)
 @pytest.mark.parametrize(
-    "around", ["{}", "Here it is:\n```json\n{}\n```\nI hope it helps.", '{{"result": {}}}']
+    "template", ["{}", "Here it is:\n```json\n{}\n```\nI hope it helps.", '{{"result": {}}}']
 )
 def test_reviews_approaches_and_documents_are_read_among_thoughts_and_prose(
-    thought: str, around: str
+    thought: str, template: str
 ) -> None:
-    def written(data: Any) -> ChatReply:
-        return chat_reply(thought + around.format(json.dumps(data)))
+    def as_reply(data: Any) -> ChatReply:
+        return chat_reply(thought + template.format(json.dumps(data)))
 
     review = {"comment": "c", "met": [{"criterion": 1, "quote": "q"}], "unmet": [2], "score": 8}
-    assert reply.read_review(written(review), 2) == reply.ReadReview(8, ((1, "q"),), (2,), "c")
+    assert reply.read_review(as_reply(review), 2) == reply.ReadReview(8, ((1, "q"),), (2,), "c")
     ideas = ["use a plain loop", "use a lookup table"]
-    assert reply.read_approaches(written({"approaches": ideas}), 2) == tuple(ideas)
+    assert reply.read_approaches(as_reply({"approaches": ideas}), 2) == tuple(ideas)
     plan = {"tasks": [{"id": "a", "role": "dev", "description": "d", "criteria": [1], "after": []}]}
-    assert json.loads(reply.read_document(written(plan)).finish or "") == plan
-    assert reply.read_document(written({"thought": "t", "finish": "the plan"})).finish == "the plan"
+    assert json.loads(reply.read_document(as_reply(plan)).finish or "") == plan
+    assert (
+        reply.read_document(as_reply({"thought": "t", "finish": "the plan"})).finish == "the plan"
+    )
 
 
 def test_a_bare_list_is_read() -> None:
@@ -550,12 +552,12 @@ def test_the_code_of_a_function_is_read_without_thoughts() -> None:
 
 
 @pytest.mark.parametrize(
-    "before", ["", "Sure:\n```json\n", '<think>{"finish": "no"}</think>', "hm\n</think>"]
+    "prefix", ["", "Sure:\n```json\n", '<think>{"finish": "no"}</think>', "hm\n</think>"]
 )
-def test_a_partial_answer_is_shown_while_it_is_written(before: str) -> None:
-    assert answer_so_far(before + '{"thought": "t", "finish": "Added') == "Added"
+def test_a_partial_answer_is_shown_while_it_is_written(prefix: str) -> None:
+    assert answer_so_far(prefix + '{"thought": "t", "finish": "Added') == "Added"
     assert (
-        answer_so_far(before + '{"thought": "t", "finish": "Added it."}\n```\nbye') == "Added it."
+        answer_so_far(prefix + '{"thought": "t", "finish": "Added it."}\n```\nbye') == "Added it."
     )
 
 

@@ -1,6 +1,4 @@
-"""What we rely on in the client beyond what it promises: a release that changes it fails here, with
-the name of what it changed.
-"""
+"""Internals of the client that we rely on: a release that changes one fails here and is named."""
 
 from __future__ import annotations
 
@@ -62,18 +60,18 @@ def test_awaited_methods_are_coroutines() -> None:
 
 async def test_headers_are_read_by_our_own_parser() -> None:
     class Counting(FastClient):
-        seen = b""
+        received = b""
 
         @staticmethod
         def _parse_header_lines(raw: bytes) -> dict[str, str]:
-            Counting.seen = raw
+            Counting.received = raw
             return FastClient._parse_header_lines(raw)
 
-    found = await Counting()._process_headers(
+    headers = await Counting()._process_headers(
         b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: 3\r\n\r\n"
     )
-    assert Counting.seen
-    assert found == {"Status": "100", "Description": "Idle Heartbeat", "Nats-Last-Consumer": "3"}
+    assert Counting.received
+    assert headers == {"Status": "100", "Description": "Idle Heartbeat", "Nats-Last-Consumer": "3"}
 
 
 def test_the_flusher_uses_futures_and_the_pending_list() -> None:
@@ -95,11 +93,11 @@ def test_a_message_has_the_expected_fields() -> None:
 
 
 def test_the_client_is_imported_without_the_websocket_dependencies() -> None:
-    output_text = (
+    program = (
         "import sys, moothall.events.nats, nats.aio.transport as t; print('aiohttp' in "
         "sys.modules, t.aiohttp)"
     )
-    shown = subprocess.run(
-        [sys.executable, "-c", output_text], capture_output=True, text=True, check=True
+    process = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert shown.stdout == "False None\n"
+    assert process.stdout == "False None\n"

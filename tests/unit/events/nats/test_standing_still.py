@@ -1,4 +1,4 @@
-"""A process that stands still again before what it lost the first time has ended."""
+"""A process that stalls again before the work that it lost the first time has ended."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from moothall.events.registry import durable
 
 
 async def test_held_work_can_be_dropped_twice_without_harm() -> None:
-    async def never(_recorded: Recorded) -> None:
+    async def fail_if_called(_recorded: Recorded) -> None:
         raise AssertionError("nothing is delivered")
 
     unused = cast("Any", None)
-    taking = PullConsumer(unused, unused, durable("collector"), Reader(never), Capacity(1))
-    lost = 0
+    taking = PullConsumer(unused, unused, durable("collector"), Reader(fail_if_called), Capacity(1))
+    lost_count = 0
 
     async def work() -> None:
-        nonlocal lost
+        nonlocal lost_count
         async with asyncio.timeout(None) as lease:
             taking.leases["message"] = lease
             taking._drop_held()
@@ -30,9 +30,9 @@ async def test_held_work_can_be_dropped_twice_without_harm() -> None:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
                 taking._drop_held()
-                lost += 1
+                lost_count += 1
                 raise
 
     with pytest.raises(TimeoutError):
         await work()
-    assert lost == 1
+    assert lost_count == 1

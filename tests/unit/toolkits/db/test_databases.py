@@ -58,11 +58,11 @@ def test_a_deeply_nested_value_is_cut() -> None:
 )
 def test_a_table_returns_a_bounded_number_of_rows(rows: list[list[str]]) -> None:
     table = Table(["a"], DbLimits(rows=10))
-    taken = [row for row in rows if not table.is_truncated and table.add(row)]
-    assert table.output()["rows"] == taken == rows[: len(taken)]
-    assert len(taken) <= 10
-    assert size(taken) <= ANSWER_BYTES
-    assert table.is_truncated is (len(taken) < len(rows))
+    added = [row for row in rows if not table.is_truncated and table.add(row)]
+    assert table.output()["rows"] == added == rows[: len(added)]
+    assert len(added) <= 10
+    assert size(added) <= ANSWER_BYTES
+    assert table.is_truncated is (len(added) < len(rows))
 
 
 async def test_a_missing_setting_is_named() -> None:

@@ -1,6 +1,4 @@
-"""What the Redis tool relies on in its client beyond what that promises: a release that changes it
-fails here.
-"""
+"""Internals of the client that the Redis tool relies on: a release that changes one fails here."""
 
 from __future__ import annotations
 
@@ -24,8 +22,10 @@ async def test_replies_are_read_from_the_bounded_stream() -> None:
         )
         await _connect(connection)
         parser: Any = connection._parser
-        before = parser._stream._bytes_left
+        bytes_left_before = parser._stream._bytes_left
         await connection.send_command("PING")
         assert await connection.read_response() == b"OK"
-        assert parser._stream._bytes_left < before, "the client reads past what bounds it"
+        assert parser._stream._bytes_left < bytes_left_before, (
+            "the client bypasses the bounded stream"
+        )
         await connection.disconnect(nowait=True)

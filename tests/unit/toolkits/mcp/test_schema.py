@@ -1,4 +1,4 @@
-"""A server's schemas as ours: what is bounded, what is kept of its names, and what is refused."""
+"""Conversion of a server's schemas: bounds, names and refusals."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from moothall.toolkits.mcp.spec import McpOutput, arguments_model
 from moothall.tools.spec import Caps, Danger, ToolSpec
 
 
-def shape(properties: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, **more}
+def shape(properties: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, **fields}
 
 
 def spec_of(schema: dict[str, Any]) -> ToolSpec:
@@ -29,10 +29,10 @@ def spec_of(schema: dict[str, Any]) -> ToolSpec:
 def test_argument_names_that_are_invalid_in_python_are_mapped_back() -> None:
     names = ("from", "schema", "json", "model_config", "_private", "a-b", "copy", "_given", "plain")
     model = arguments_model(shape({name: {"type": "string"} for name in names}, required=["from"]))
-    given = {name: name.upper() for name in names}
-    assert model.model_validate(given).model_dump() == given
+    arguments = {name: name.upper() for name in names}
+    assert model.model_validate(arguments).model_dump() == arguments
     assert model.model_validate({"from": "x"}).model_dump() == {"from": "x"}, (
-        "what was not given is not made up"
+        "omitted arguments get no invented values"
     )
     spec = spec_of(shape({name: {"type": "string"} for name in names}, required=["from"]))
     assert (
@@ -68,18 +68,21 @@ def test_unbounded_types_get_bounds_and_every_object_is_closed() -> None:
         },
         **{"$defs": {"Point": point}},
     )
-    received = spec_of(schema).schema(None)
-    assert "obey" not in str(received)
-    assert "pattern" not in str(received)
-    assert "$ref" not in str(received)
-    fields = received["properties"]
+    bounded = spec_of(schema).schema(None)
+    assert "obey" not in str(bounded)
+    assert "pattern" not in str(bounded)
+    assert "$ref" not in str(bounded)
+    fields = bounded["properties"]
     assert (fields["text"]["maxLength"], fields["all"]["maxItems"]) == (500_000, 1000)
     assert fields["at"] == fields["all"]["items"]
     assert (fields["at"]["additionalProperties"], fields["at"]["required"]) == (False, ["x"])
-    assert [way["type"] for way in fields["either"]["anyOf"]] == ["string", "integer"]
+    assert [alternative["type"] for alternative in fields["either"]["anyOf"]] == [
+        "string",
+        "integer",
+    ]
     assert spec_of(schema).schema(100)["properties"]["either"]["anyOf"][0]["maxLength"] == 100
     model = arguments_model(schema)
-    given = {
+    arguments = {
         "at": {"x": 1},
         "all": [{"x": 2}],
         "either": 3,
@@ -87,8 +90,8 @@ def test_unbounded_types_get_bounds_and_every_object_is_closed() -> None:
         "free": {"k": 1},
         "any": [None, {"deep": [1]}],
     }
-    assert model.model_validate(given).model_dump() == {**given, "times": 2}
-    for wrong in (
+    assert model.model_validate(arguments).model_dump() == {**arguments, "times": 2}
+    for invalid_arguments in (
         {"at": {"x": -1}},
         {"at": {"x": 1, "y": 2}},
         {"at": {"x": "1"}},
@@ -99,7 +102,7 @@ def test_unbounded_types_get_bounds_and_every_object_is_closed() -> None:
         {"all": [{"x": 1}] * 1001},
     ):
         with pytest.raises(ValidationError):
-            model.model_validate(wrong)
+            model.model_validate(invalid_arguments)
 
 
 _DEEP: dict[str, Any] = {"type": "string"}
@@ -108,7 +111,7 @@ for _ in range(40):
 
 
 @pytest.mark.parametrize(
-    ("schema", "why"),
+    ("schema", "reason"),
     [
         ({"type": "string"}, "does not describe an object"),
         ({}, "does not describe an object"),
@@ -147,7 +150,7 @@ for _ in range(40):
     ],
 )
 def test_a_schema_that_cannot_be_bounded_is_refused_with_the_reason(
-    schema: dict[str, Any], why: str
+    schema: dict[str, Any], reason: str
 ) -> None:
-    with pytest.raises(ValueError, match=why):
+    with pytest.raises(ValueError, match=reason):
         arguments_model(schema)

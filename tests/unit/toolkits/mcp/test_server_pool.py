@@ -1,4 +1,4 @@
-"""The books of MCP servers that live on."""
+"""The pool of persistent MCP servers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KEY: Key = ("local", "workspace", "slow")
 
 
 class Starting:
-    """Links that never come to be, and how many of them there are."""
+    """A starter whose links never open, and that counts them."""
 
     def __init__(self) -> None:
         self.up = self.begun = 0
@@ -31,11 +31,11 @@ class Starting:
         return LiveServer("slow", self.link, seconds=600, keep_seconds=600)
 
 
-async def _cut_off(server_pool: ServerPool, starting: Starting) -> None:
-    """A call that runs out of time while its server starts."""
-    begun = starting.begun
+async def _time_out_during_start(server_pool: ServerPool, starting: Starting) -> None:
+    """Let a call time out while its server starts."""
+    start_count = starting.begun
     call = asyncio.create_task(_call(server_pool, starting))
-    while starting.begun == begun:
+    while starting.begun == start_count:
         await asyncio.sleep(0)
     call.cancel()
     await asyncio.wait([call])
@@ -50,7 +50,7 @@ async def test_a_server_of_a_call_cancelled_during_the_start_ends_with_its_works
     server_pool, starting = ServerPool(2, asyncio.Semaphore(8)), Starting()
     async with asyncio.timeout(30):
         for _ in range(3):
-            await _cut_off(server_pool, starting)
+            await _time_out_during_start(server_pool, starting)
         await server_pool.close_workspace("workspace")
     assert (starting.begun, starting.up) == (3, 0)
 
@@ -59,7 +59,7 @@ async def test_cancelling_a_call_that_waits_for_a_slot_ends_no_server() -> None:
     slots = asyncio.Semaphore(0)
     server_pool, starting = ServerPool(2, slots), Starting()
     async with asyncio.timeout(30):
-        await _cut_off(server_pool, starting)
+        await _time_out_during_start(server_pool, starting)
         waiting = asyncio.create_task(_call(server_pool, starting))
         while not starting.up:
             await asyncio.sleep(0)

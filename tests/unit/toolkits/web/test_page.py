@@ -1,4 +1,4 @@
-"""Pages as text."""
+"""Conversion of pages to text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HERE = URL("https://example.org/docs/a")
 
 
 def test_a_page_is_read_as_text_title_and_links() -> None:
-    """And nothing of scripts and styles."""
+    """Scripts and styles are omitted."""
     page = read_page(
         "<html><head><title>A &amp; "
         "B</title><style>p{}</style></head><body><script>steal()</script><h2>Head</h2><p>One   two"
@@ -29,7 +29,7 @@ def test_a_page_is_read_as_text_title_and_links() -> None:
 
 
 def test_links_are_bounded() -> None:
-    """A page of a million links gives a hundred."""
+    """At most a hundred links of a page are returned."""
     page = read_page(
         "".join(f"<a href='/{number}'>x</a>" for number in range(MAX_LINKS + 50)), HERE
     )
@@ -38,10 +38,10 @@ def test_links_are_bounded() -> None:
 
 @given(st.text(alphabet="<>/!-[]&;'\"= abdiv\n\0script", max_size=300))
 def test_hostile_markup_can_be_read(html: str) -> None:
-    """It gives odd text at worst."""
+    """Malformed markup gives odd text at worst."""
     assert isinstance(read_page(html, HERE).text, str)
 
 
 def test_deeply_nested_markup_can_be_read() -> None:
-    """Without recursion."""
+    """The parser does not recurse."""
     assert read_page("<div>" * 50_000 + "deep", HERE).text == "deep"

@@ -23,7 +23,7 @@ from support.tool_gateway import in_seconds
 
 
 class Site:
-    """A server that answers as its paths say, and remembers what it was asked."""
+    """A server whose paths select its answers, and that records its requests."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -69,17 +69,17 @@ class Site:
                     body=b"x", headers={"Content-Encoding": "br", "Content-Type": "text/plain"}
                 )
             case "search":
-                found = [
+                results = [
                     {"title": "t", "url": "https://example.org", "content": request.query["q"]}
                 ]
                 return web.Response(
-                    text=json.dumps({"results": found}), content_type="application/json"
+                    text=json.dumps({"results": results}), content_type="application/json"
                 )
         return web.Response(status=int(rest or 200), text=f"{request.method} {request.path}")
 
     @property
     def url(self) -> str:
-        """Its root."""
+        """The root URL."""
         return f"http://127.0.0.1:{self.port}"
 
 
@@ -103,8 +103,8 @@ async def serving() -> AsyncIterator[Site]:
 @pytest.fixture
 async def site() -> AsyncIterator[Site]:
     """A site that the operator allows."""
-    async with serving() as found:
-        yield found
+    async with serving() as web_site:
+        yield web_site
 
 
 _ARGUMENTS = {spec.name: spec.arguments for spec in SPECS}
@@ -118,32 +118,32 @@ async def act(
     own_seconds: float = 30,
     **arguments: Any,
 ) -> ToolResult:
-    """Run a tool as the gate would: arguments checked, defaults filled in."""
+    """Run a tool as the gateway does: arguments checked, defaults filled in."""
     checked = _ARGUMENTS[tool].model_validate(arguments).model_dump()
     call = ToolCall("request-1", tool, checked, in_seconds(seconds))
     return await WebTools(settings, own_seconds).call(call, Folder(folder or Path("/")), "local")
 
 
-def allowing(site: Site, **more: Any) -> HttpSettings:
+def allowing(site: Site, **options: Any) -> HttpSettings:
     """Settings of an operator who allows the site."""
-    return HttpSettings(allow=(f"127.0.0.1:{site.port}",), **more)
+    return HttpSettings(allow=(f"127.0.0.1:{site.port}",), **options)
 
 
 @pytest.mark.parametrize("method", ["get", "post", "put", "patch", "delete", "head"])
 async def test_every_method_reaches_the_server(site: Site, method: str) -> None:
-    """With headers and body as they were given, and answers whatever the status."""
-    more: dict[str, Any] = {} if method in {"get", "head"} else {"body": "né"}
+    """Headers and body are sent as given, and every status is returned."""
+    body: dict[str, Any] = {} if method in {"get", "head"} else {"body": "né"}
     result = await act(
-        f"http.{method}", allowing(site), url=f"{site.url}/x/404", headers={"X-Mine": "1"}, **more
+        f"http.{method}", allowing(site), url=f"{site.url}/x/404", headers={"X-Mine": "1"}, **body
     )
     assert result.status is ToolStatus.SUCCESS
     assert result.output["status"] == 404
     assert result.output["body"] == ("" if method == "head" else f"{method.upper()} /x/404")
-    requested = site.requested[0]
-    assert (requested[0], requested[2]["X-Mine"], requested[3]) == (
+    request = site.requested[0]
+    assert (request[0], request[2]["X-Mine"], request[3]) == (
         method.upper(),
         "1",
-        "né".encode() if more else b"",
+        "né".encode() if body else b"",
     )
 
 
@@ -162,14 +162,14 @@ async def test_every_method_reaches_the_server(site: Site, method: str) -> None:
     ],
 )
 async def test_no_spelling_of_a_local_address_is_reachable(site: Site, host: str) -> None:
-    """The address that would be connected to is what counts."""
+    """The resolved address counts."""
     result = await act("http.get", HttpSettings(), url=f"http://{host}:{site.port}/secret")
     assert result.status in {ToolStatus.BLOCKED, ToolStatus.INVALID}, result
     assert not site.requested
 
 
 @pytest.mark.parametrize(
-    "where",
+    "location",
     [
         "http://127.0.0.1:{other}/",
         "http://localhost:{other}/",
@@ -179,17 +179,19 @@ async def test_no_spelling_of_a_local_address_is_reachable(site: Site, host: str
     ],
 )
 @pytest.mark.parametrize("tool", ["http.get", "web.fetch"])
-async def test_no_redirect_reaches_an_internal_address(site: Site, where: str, tool: str) -> None:
-    """Every hop is judged like the first."""
-    async with serving() as other:
-        target = where.format(other=other.port)
+async def test_no_redirect_reaches_an_internal_address(
+    site: Site, location: str, tool: str
+) -> None:
+    """Every hop is checked like the first."""
+    async with serving() as other_site:
+        target = location.format(other=other_site.port)
         result = await act(tool, allowing(site), url=f"{site.url}/to?where={target}")
         assert result.status is ToolStatus.BLOCKED
-        assert not other.requested
+        assert not other_site.requested
 
 
 async def test_redirects_are_followed_and_bounded(site: Site) -> None:
-    """A 303 becomes a GET; a circle ends."""
+    """A 303 becomes a GET, and a loop of redirects ends."""
     result = await act(
         "http.post", allowing(site), url=f"{site.url}/to?code=303&where=/there", body="x"
     )
@@ -197,26 +199,24 @@ async def test_redirects_are_followed_and_bounded(site: Site) -> None:
     result = await act("http.get", allowing(site), url=f"{site.url}/loop")
     assert result.status is ToolStatus.ERROR
     assert "redirects more than 5 times" in result.error
-    assert len([requested for requested in site.requested if requested[1] == "/loop"]) == 6
+    assert len([request for request in site.requested if request[1] == "/loop"]) == 6
 
 
 async def test_credentials_are_not_sent_to_another_host_after_a_redirect(site: Site) -> None:
-    """A header that proves who calls is for whom it was meant."""
-    async with serving() as other:
-        settings = HttpSettings(allow=(f"127.0.0.1:{site.port}", f"127.0.0.1:{other.port}"))
+    """Credentials are sent only to the original host."""
+    async with serving() as other_site:
+        settings = HttpSettings(allow=(f"127.0.0.1:{site.port}", f"127.0.0.1:{other_site.port}"))
         headers = {"Authorization": "Bearer mine", "X-Kept": "1"}
         result = await act(
-            "http.get", settings, url=f"{site.url}/to?where={other.url}/there", headers=headers
+            "http.get", settings, url=f"{site.url}/to?where={other_site.url}/there", headers=headers
         )
         assert result.output["status"] == 200
-        assert "Authorization" not in other.requested[0][2]
-        assert other.requested[0][2]["X-Kept"] == "1"
+        assert "Authorization" not in other_site.requested[0][2]
+        assert other_site.requested[0][2]["X-Kept"] == "1"
 
 
 async def test_a_name_that_changes_its_address_reaches_nothing_forbidden(site: Site) -> None:
-    """The address is judged where the socket is opened: it is the same answer of the name server
-    that is connected to.
-    """
+    """The address is checked when the socket is opened, so it is the one that is connected to."""
     from moothall.network.destinations import Destinations, Unreachable
 
     for about in socket.getaddrinfo("localhost", site.port, type=socket.SOCK_STREAM):
@@ -226,7 +226,7 @@ async def test_a_name_that_changes_its_address_reaches_nothing_forbidden(site: S
 
 @pytest.mark.parametrize("path", ["bomb", "endless"])
 async def test_endless_answers_are_truncated(site: Site, path: str) -> None:
-    """Packed or not: memory holds what the limit says."""
+    """The limit also applies to decompressed bodies."""
     result = await act("http.get", allowing(site), url=f"{site.url}/{path}")
     assert result.status is ToolStatus.SUCCESS
     assert result.output["truncated"]
@@ -235,7 +235,7 @@ async def test_endless_answers_are_truncated(site: Site, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["bomb", "endless"])
 async def test_oversized_downloads_are_refused(site: Site, path: str, tmp_path: Path) -> None:
-    """Half a file would be a wrong one."""
+    """A truncated file is not kept."""
     result = await act(
         "http.download",
         allowing(site),
@@ -249,7 +249,7 @@ async def test_oversized_downloads_are_refused(site: Site, path: str, tmp_path: 
 
 
 async def test_a_file_is_downloaded_and_uploaded_unchanged(site: Site, tmp_path: Path) -> None:
-    """Byte for byte."""
+    """The file is identical byte for byte."""
     result = await act(
         "http.download", allowing(site), tmp_path, url=f"{site.url}/bytes", path="a/b.bin"
     )
@@ -264,23 +264,23 @@ async def test_a_file_is_downloaded_and_uploaded_unchanged(site: Site, tmp_path:
 
 @pytest.mark.parametrize("path", ["../out", "/etc/out", ".git/hooks/pre-commit", "a/../../out"])
 async def test_a_download_stays_in_the_workspace(site: Site, tmp_path: Path, path: str) -> None:
-    """Whatever the path says."""
+    """No path leads outside."""
     inside = tmp_path / "inside"
     inside.mkdir()
     result = await act("http.download", allowing(site), inside, url=f"{site.url}/bytes", path=path)
     assert result.status is not ToolStatus.SUCCESS
-    assert not [found for found in tmp_path.rglob("*") if found.is_file()]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 async def test_a_failed_download_stores_nothing(site: Site, tmp_path: Path) -> None:
-    """An error page is not the file."""
+    """An error page is not saved as the file."""
     result = await act("http.download", allowing(site), tmp_path, url=f"{site.url}/x/500", path="a")
     assert "status 500" in result.error
     assert not list(tmp_path.iterdir())
 
 
 async def test_a_page_is_fetched_as_text_with_links(site: Site) -> None:
-    """As text, with its links."""
+    """The page is returned as text with its links."""
     result = await act("web.fetch", allowing(site), url=f"{site.url}/page")
     assert (result.output["title"], result.output["text"]) == ("T", "Hello x")
     assert result.output["links"] == [f"{site.url}/x"]
@@ -289,7 +289,7 @@ async def test_a_page_is_fetched_as_text_with_links(site: Site) -> None:
 
 
 async def test_requests_have_a_time_limit(site: Site) -> None:
-    """By the call's deadline and by the setting."""
+    """Both the deadline of the call and the setting apply."""
     result = await act("http.get", allowing(site), seconds=0.3, url=f"{site.url}/slow")
     assert result.status is ToolStatus.TIMEOUT
     result = await act("http.get", allowing(site), own_seconds=0.3, url=f"{site.url}/slow")
@@ -297,9 +297,9 @@ async def test_requests_have_a_time_limit(site: Site) -> None:
 
 
 async def test_an_unreachable_server_or_an_unknown_encoding_is_an_error(site: Site) -> None:
-    """A closed port, an encoding that nobody asked for."""
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        closed = held.getsockname()[1]
+    """A closed port, and an encoding that was not requested."""
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        closed = reserved.getsockname()[1]
     result = await act(
         "http.get", HttpSettings(allow=("127.0.0.0/8",)), url=f"http://127.0.0.1:{closed}/"
     )
@@ -310,7 +310,7 @@ async def test_an_unreachable_server_or_an_unknown_encoding_is_an_error(site: Si
 
 
 async def test_only_allowed_hosts_are_reached_if_configured(site: Site) -> None:
-    """An operator may close the rest of the internet."""
+    """An operator may forbid all other hosts."""
     settings = HttpSettings(allow=(f"127.0.0.1:{site.port}",), only_allowed=True)
     assert (await act("http.get", settings, url=f"{site.url}/x")).status is ToolStatus.SUCCESS
     result = await act("http.get", settings, url="https://example.org/")
@@ -319,7 +319,7 @@ async def test_only_allowed_hosts_are_reached_if_configured(site: Site) -> None:
 
 
 async def test_the_configured_search_server_is_used(site: Site) -> None:
-    """Wherever it is; without one, the error says how to set it."""
+    """The search server may be anywhere; without one, the error says how to configure it."""
     result = await act(
         "web.search",
         HttpSettings(search_url=site.url),
@@ -338,7 +338,7 @@ async def test_the_configured_search_server_is_used(site: Site) -> None:
     [{"Host": "x"}, {"A\r\nB": "x"}, {"X": "a\r\nB: c"}, {"content-length": "5"}, {"": "x"}],
 )
 async def test_headers_cannot_smuggle_a_request(site: Site, headers: dict[str, str]) -> None:
-    """A line end, or a header that decides how the request is read, is refused before anything is
+    """Line ends, and headers that affect the framing of the request, are refused before anything is
     sent.
     """
     with pytest.raises(ValueError, match="header"):

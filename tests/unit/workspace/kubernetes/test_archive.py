@@ -19,16 +19,16 @@ from moothall.workspace.archive import Pipe, pack, piped, receive, send, unpack
 MOST = 10_000_000
 
 
-def through(source: Path, target: Path) -> None:
-    held = io.BytesIO()
-    pack(source, held)
-    held.seek(0)
+def copy_packed(source: Path, target: Path) -> None:
+    packed = io.BytesIO()
+    pack(source, packed)
+    packed.seek(0)
     target.mkdir()
-    unpack(held, target, max_bytes=MOST)
+    unpack(packed, target, max_bytes=MOST)
 
 
-def listed(root: Path) -> dict[str, tuple[str, int]]:
-    found = {}
+def list_entries(root: Path) -> dict[str, tuple[str, int]]:
+    entries = {}
     for path in sorted(root.rglob("*")):
         kind = (
             f"link {path.readlink()}"
@@ -37,8 +37,8 @@ def listed(root: Path) -> dict[str, tuple[str, int]]:
             if path.is_dir()
             else path.read_text()
         )
-        found[str(path.relative_to(root))] = kind, path.lstat().st_mode & 0o777
-    return found
+        entries[str(path.relative_to(root))] = kind, path.lstat().st_mode & 0o777
+    return entries
 
 
 def test_a_tree_is_unpacked_as_it_was_packed(tmp_path: Path) -> None:
@@ -49,20 +49,20 @@ def test_a_tree_is_unpacked_as_it_was_packed(tmp_path: Path) -> None:
     (tree / "a" / "again").hardlink_to(tree / "a" / "run.sh")
     (tree / "python").symlink_to("/usr/bin/python3")
     (tree / os.fsdecode(b"no\xfftext")).write_text("named oddly")
-    expected = listed(tree)
+    expected = list_entries(tree)
     os.mkfifo(tree / "pipe")
-    through(tree, tmp_path / "back")
-    assert listed(tmp_path / "back") == expected
+    copy_packed(tree, tmp_path / "back")
+    assert list_entries(tmp_path / "back") == expected
 
 
 def archive_of(*members: tuple[tarfile.TarInfo, bytes]) -> io.BytesIO:
-    held = io.BytesIO()
-    with tarfile.open(fileobj=held, mode="w") as archive:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
         for member, content in members:
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
-    held.seek(0)
-    return held
+    buffer.seek(0)
+    return buffer
 
 
 def member(
@@ -91,7 +91,7 @@ def member(
         [member("pipe", tarfile.FIFOTYPE)],
         [member("out\0side")],
     ],
-    ids=lambda members: " ".join(one.name for one, _ in members).replace("\0", "0"),
+    ids=lambda members: " ".join(entry.name for entry, _ in members).replace("\0", "0"),
 )
 def test_nothing_is_written_outside_the_folder(
     tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]]
@@ -133,54 +133,54 @@ def test_a_pipe_reports_the_error_that_ended_its_other_end(tmp_path: Path) -> No
         pipe.finish()
 
 
-def received(name: str, link: str = "", **headers: str) -> tuple[tarfile.TarInfo, bytes]:
-    """A member with headers of its own, which stand for what is in the member itself."""
+def member_with_headers(name: str, link: str = "", **headers: str) -> tuple[tarfile.TarInfo, bytes]:
+    """Return a member with pax headers, which override the fields of the member itself."""
     info, content = member(name, tarfile.SYMTYPE if link else tarfile.REGTYPE, link)
     info.pax_headers = headers
     return info, content
 
 
 @pytest.mark.parametrize(
-    "bad",
+    "invalid_member",
     [
-        received("link", link="x", linkpath="elsewhere\0"),
-        received("late", mtime=str((1 << 63) - 1)),
-        received("never", mtime="nan"),
-        received("ever", mtime="inf"),
-        received("less", size="-1000000"),
+        member_with_headers("link", link="x", linkpath="elsewhere\0"),
+        member_with_headers("late", mtime=str((1 << 63) - 1)),
+        member_with_headers("never", mtime="nan"),
+        member_with_headers("ever", mtime="inf"),
+        member_with_headers("less", size="-1000000"),
     ],
-    ids=lambda bad: str(bad[0].name),
+    ids=lambda entry: str(entry[0].name),
 )
 def test_a_tree_with_an_entry_that_cannot_be_written_is_refused(
-    tmp_path: Path, bad: tuple[tarfile.TarInfo, bytes]
+    tmp_path: Path, invalid_member: tuple[tarfile.TarInfo, bytes]
 ) -> None:
     pipe = Pipe(lambda source: unpack(source, tmp_path, max_bytes=MOST), reads=True)
-    pipe.write(archive_of(member("first"), bad, member("last")).read())
+    pipe.write(archive_of(member("first"), invalid_member, member("last")).read())
     with pytest.raises(WorkspaceFailed):
         pipe.finish()
 
 
-def peak_of(made: io.BytesIO, root: Path, most: int) -> int:
+def peak_of(packed: io.BytesIO, root: Path, max_bytes: int) -> int:
     tracemalloc.start()
     try:
         with contextlib.suppress(WorkspaceFailed):
-            unpack(made, root, max_bytes=most)
+            unpack(packed, root, max_bytes=max_bytes)
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
 
 
 def test_large_headers_use_little_memory(tmp_path: Path) -> None:
-    made = archive_of(received("file", comment="x" * 20_000_000))
-    assert peak_of(made, tmp_path, most=1000) < 5_000_000
+    packed = archive_of(member_with_headers("file", comment="x" * 20_000_000))
+    assert peak_of(packed, tmp_path, max_bytes=1000) < 5_000_000
 
 
 def test_empty_entries_count_and_use_no_memory(tmp_path: Path) -> None:
-    made = archive_of(*(member(f"folder-{number}/", tarfile.DIRTYPE) for number in range(1500)))
+    packed = archive_of(*(member(f"folder-{number}/", tarfile.DIRTYPE) for number in range(1500)))
     with pytest.raises(WorkspaceFailed, match="more than 2000000 bytes"):
-        unpack(made, tmp_path, max_bytes=2_000_000)
-    made.seek(0)
-    assert peak_of(made, tmp_path, most=1_000_000_000) < 500_000
+        unpack(packed, tmp_path, max_bytes=2_000_000)
+    packed.seek(0)
+    assert peak_of(packed, tmp_path, max_bytes=1_000_000_000) < 500_000
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 18, 5_000_000])
@@ -207,12 +207,12 @@ async def test_trees_are_sent_in_pieces_one_after_another(size: int, tmp_path: P
 
 @pytest.mark.parametrize("cut", [2, 4, 3000])
 async def test_a_truncated_tree_is_reported(cut: int, tmp_path: Path) -> None:
-    held = io.BytesIO()
+    packed = io.BytesIO()
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "file").write_bytes(bytes(9000))
-    pack(tmp_path / "tree", held)
+    pack(tmp_path / "tree", packed)
     reader = asyncio.StreamReader()
-    reader.feed_data((struct.pack("!I", len(held.getvalue())) + held.getvalue())[:cut])
+    reader.feed_data((struct.pack("!I", len(packed.getvalue())) + packed.getvalue())[:cut])
     reader.feed_eof()
     with pytest.raises(WorkspaceFailed, match="was cut off"):
         async with piped(
@@ -227,15 +227,15 @@ def test_a_finished_pipe_never_reads_or_writes_the_files_of_others(
     reads, writes = Pipe(lambda end: None, reads=False), Pipe(lambda end: None, reads=True)
     reads.finish()
     writes.finish()
-    others = [
+    other_files = [
         (tmp_path / name).open("w+b", buffering=0) for name in "abcd"
-    ]  # which have the numbers of its ends now
-    for one in others:
-        one.write(b"another's")
-        one.seek(0)
+    ]  # they reuse the descriptor numbers of the pipe
+    for file in other_files:
+        file.write(b"another's")
+        file.seek(0)
     with pytest.raises(BrokenPipeError):
         reads.read(9)
     assert not writes.write(b"into another's")
-    for one in others:
-        assert one.read() == b"another's"
-        one.close()
+    for file in other_files:
+        assert file.read() == b"another's"
+        file.close()

@@ -41,7 +41,7 @@ class ApiServer(http.server.BaseHTTPRequestHandler):
 def folder(tmp_path: Path) -> Iterator[Path]:
     """Certificates, and a kubeconfig for a server that uses them."""
     authority(tmp_path)
-    certificate(tmp_path, "server", "kubernetes", others=("127.0.0.1",))
+    certificate(tmp_path, "server", "kubernetes", alternative_names=("127.0.0.1",))
     certificate(tmp_path, "admin", "admin", "system:masters")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
@@ -75,9 +75,9 @@ def test_a_certificate_without_key_identifiers_is_accepted(folder: Path) -> None
 
 
 def test_a_certificate_of_another_authority_is_refused(folder: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    authority(other)
-    (folder / "ca.crt").write_bytes((other / "ca.crt").read_bytes())
+    other_authority = tmp_path / "other"
+    authority(other_authority)
+    (folder / "ca.crt").write_bytes((other_authority / "ca.crt").read_bytes())
     with pytest.raises(HTTPError, match="certificate verify failed"):
         version()
 

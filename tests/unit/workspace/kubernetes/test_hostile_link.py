@@ -1,4 +1,4 @@
-"""A host and a link that says what it likes: its pod was taken over, or is just going."""
+"""A host with a link that sends arbitrary answers: its pod was taken over, or is being deleted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from support.council import until
 from support.pods import Queues
 
 CAPS = ChangeCaps(1000, 1000)
-OutputText = dict[str, Any]
+Document = dict[str, Any]
 
 
 class LyingPods(Cluster):
@@ -45,8 +45,8 @@ class LyingPods(Cluster):
         super().__init__(settings.jobs, "lying")
         self._carrier = carrier
         self._links: dict[str, asyncio.Task[None]] = {}
-        self.answers: dict[str, Callable[[OutputText], OutputText]] = {}
-        self.services: Callable[[Streams, OutputText], Any] = lambda _streams, _requested: None
+        self.answers: dict[str, Callable[[Document], Document]] = {}
+        self.services: Callable[[Streams, Document], Any] = lambda _streams, _request: None
 
     async def create(self, manifest: dict[str, Any]) -> None:
         name = manifest["metadata"]["name"]
@@ -58,9 +58,9 @@ class LyingPods(Cluster):
             link.cancel()
             await asyncio.wait({link})
 
-    def say(self, name: str, wrong: str) -> None:
-        """Let the cluster say what became of a pod."""
-        self._failures[name].set_result(wrong)
+    def set_failure(self, name: str, failure: str) -> None:
+        """Set the reason why a pod ended."""
+        self._failures[name].set_result(failure)
 
     async def _serve(self, name: str) -> None:
         trunk = Multiplexer(self._carrier, f"{name}-out", f"{name}-in")
@@ -72,29 +72,29 @@ class LyingPods(Cluster):
                 streams[1].write(pack({"id": 0, "status": "ready"}))
                 group.create_task(self._read(streams, hear))
 
-    async def _read(self, streams: Streams, hear: Callable[[Streams, OutputText], Any]) -> None:
+    async def _read(self, streams: Streams, hear: Callable[[Streams, Document], Any]) -> None:
         frames = FrameReader()
         try:
             while data := await streams[0].read(1 << 20):
-                for requested in frames.feed(data):
-                    hear(streams, requested)
+                for request in frames.feed(data):
+                    hear(streams, request)
         finally:
             streams[1].transport.abort()
 
-    def _control(self, streams: Streams, requested: OutputText) -> None:
-        answer = self.answers.get(requested["op"])
+    def _control(self, streams: Streams, request: Document) -> None:
+        answer = self.answers.get(request["op"])
         streams[1].write(
             pack(
                 {
                     "status": "success",
-                    "id": requested["id"],
-                    **(answer(requested) if answer else {}),
+                    "id": request["id"],
+                    **(answer(request) if answer else {}),
                 }
             )
         )
 
-    def _services(self, streams: Streams, requested: OutputText) -> None:
-        self.services(streams, requested)
+    def _services(self, streams: Streams, request: Document) -> None:
+        self.services(streams, request)
 
 
 @pytest.fixture
@@ -127,12 +127,12 @@ async def box(pods: LyingPods, tmp_path: Path) -> AsyncIterator[JobExecutor]:
     await box.close()
 
 
-def change(path: str = "file", **more: Any) -> OutputText:
-    return {"path": path, "mode": "100644", "content": base64.b64encode(b"word").decode(), **more}
+def change(path: str = "file", **fields: Any) -> Document:
+    return {"path": path, "mode": "100644", "content": base64.b64encode(b"word").decode(), **fields}
 
 
-def question(**more: Any) -> OutputText:
-    return {"folders": [], "files": [], "lists": {}, **more}
+def question(**fields: Any) -> Document:
+    return {"folders": [], "files": [], "lists": {}, **fields}
 
 
 async def all_of(new: NewPaths) -> Mapping[str, str]:
@@ -142,17 +142,17 @@ async def all_of(new: NewPaths) -> Mapping[str, str]:
 async def test_an_honest_link_learns_which_files_are_ignored(
     pods: LyingPods, box: JobExecutor
 ) -> None:
-    received: list[OutputText] = []
+    ignored_paths: list[Document] = []
 
-    def end(requested: OutputText) -> OutputText:
-        received.append(requested["rules"])
+    def end(request: Document) -> Document:
+        ignored_paths.append(request["rules"])
         return {"changes": [], "ignored": ["target/", "a.log"]}
 
     pods.answers["changes"] = lambda _: {"new": question(folders=["target"], files=["a.log"])}
     pods.answers["ignored"] = end
-    written = await box.changes(["file"], CAPS, all_of)
-    assert written.ignored == {"target/": "a rule", "a.log": "a rule"}
-    assert received == [{"target": "a rule", "a.log": "a rule"}]
+    surveyed = await box.changes(["file"], CAPS, all_of)
+    assert surveyed.ignored == {"target/": "a rule", "a.log": "a rule"}
+    assert ignored_paths == [{"target": "a rule", "a.log": "a rule"}]
 
 
 async def test_a_link_that_asks_endlessly_is_given_up(pods: LyingPods, box: JobExecutor) -> None:
@@ -166,14 +166,14 @@ async def test_an_honest_link_reports_the_changed_files(pods: LyingPods, box: Jo
         "changes": [change(), change(path="gone", content=None)],
         "ignored": [],
     }
-    assert [one.path for one in (await box.changes(["file"], CAPS, all_of)).changes] == [
+    assert [changed.path for changed in (await box.changes(["file"], CAPS, all_of)).changes] == [
         "file",
         "gone",
     ]
 
 
 @pytest.mark.parametrize(
-    "output_text",
+    "answer",
     [
         {},
         {"changes": 1},
@@ -200,27 +200,27 @@ async def test_an_honest_link_reports_the_changed_files(pods: LyingPods, box: Jo
     ids=str,
 )
 async def test_changes_that_no_link_of_ours_sends_are_refused(
-    pods: LyingPods, box: JobExecutor, output_text: OutputText
+    pods: LyingPods, box: JobExecutor, answer: Document
 ) -> None:
-    pods.answers["changes"] = lambda _: output_text
+    pods.answers["changes"] = lambda _: answer
     with pytest.raises(WorkspaceFailed, match="broke its protocol"):
         await box.changes(["file"], CAPS, all_of)
 
 
-@pytest.mark.parametrize("output_text", [{}, {"data": 5}, {"data": "ü"}], ids=str)
+@pytest.mark.parametrize("answer", [{}, {"data": 5}, {"data": "ü"}], ids=str)
 async def test_an_invalid_tree_is_refused(
-    pods: LyingPods, box: JobExecutor, output_text: OutputText
+    pods: LyingPods, box: JobExecutor, answer: Document
 ) -> None:
-    pods.answers["pack"] = lambda _: output_text
+    pods.answers["pack"] = lambda _: answer
     with pytest.raises(WorkspaceFailed, match="broke its protocol"):
         await box.fetch_setup_output()
 
 
-@pytest.mark.parametrize("output_text", [{}, {"port": "x"}, {"port": None}], ids=str)
+@pytest.mark.parametrize("answer", [{}, {"port": "x"}, {"port": None}], ids=str)
 async def test_an_invalid_port_is_refused(
-    pods: LyingPods, tmp_path: Path, output_text: OutputText
+    pods: LyingPods, tmp_path: Path, answer: Document
 ) -> None:
-    pods.answers["port"] = lambda _: output_text
+    pods.answers["port"] = lambda _: answer
     box = box_of(
         pods,
         tmp_path,
@@ -232,17 +232,17 @@ async def test_an_invalid_port_is_refused(
         await box.start()
 
 
-def some_of_a_tree(folder: Path) -> OutputText:
-    held = io.BytesIO()
-    archive.pack(folder, held)
-    return {"data": base64.b64encode(held.getvalue()[:700]).decode()}
+def some_of_a_tree(folder: Path) -> Document:
+    packed = io.BytesIO()
+    archive.pack(folder, packed)
+    return {"data": base64.b64encode(packed.getvalue()[:700]).decode()}
 
 
 async def test_a_pod_that_ends_while_its_files_are_fetched_is_reported_with_the_reason(
     pods: LyingPods, box: JobExecutor, tmp_path: Path
 ) -> None:
-    def lose(_requested: OutputText) -> OutputText:
-        pods.say(box.job, "its pod was ended: Evicted")
+    def lose(_request: Document) -> Document:
+        pods.set_failure(box.job, "its pod was ended: Evicted")
         return some_of_a_tree(tmp_path / "base")
 
     pods.answers["pack"] = lose
@@ -253,15 +253,15 @@ async def test_a_pod_that_ends_while_its_files_are_fetched_is_reported_with_the_
 async def test_fetching_files_from_a_pod_can_be_cancelled(
     pods: LyingPods, box: JobExecutor, tmp_path: Path
 ) -> None:
-    requested = asyncio.Event()
+    is_requested = asyncio.Event()
 
-    def answer(_requested: OutputText) -> OutputText:
-        requested.set()
+    def answer(_request: Document) -> Document:
+        is_requested.set()
         return some_of_a_tree(tmp_path / "base")
 
     pods.answers["pack"] = answer
     taking = asyncio.create_task(box.fetch_setup_output())
-    await requested.wait()
+    await is_requested.wait()
     taking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await taking
@@ -270,10 +270,10 @@ async def test_fetching_files_from_a_pod_can_be_cancelled(
 async def test_the_reason_of_an_ended_container_is_reported_even_if_it_arrives_late(
     pods: LyingPods, box: JobExecutor
 ) -> None:
-    def end(streams: Streams, _requested: OutputText) -> None:
+    def end(streams: Streams, _request: Document) -> None:
         streams[1].close()
         asyncio.get_running_loop().call_later(
-            0.5, pods.say, box.job, "hands exceeded its memory limit and was killed"
+            0.5, pods.set_failure, box.job, "hands exceeded its memory limit and was killed"
         )
 
     pods.services = end
@@ -284,21 +284,23 @@ async def test_the_reason_of_an_ended_container_is_reported_even_if_it_arrives_l
 async def test_a_spare_that_has_waited_half_its_lifetime_is_not_used(
     pods: LyingPods, tmp_path: Path
 ) -> None:
-    settings, made = Settings(data_dir=tmp_path / "data"), list[JobExecutor]()
+    settings, created = Settings(data_dir=tmp_path / "data"), list[JobExecutor]()
 
     def make(place: ExecutorSetup, folder: Path, _beside: ExecutorClient | None) -> ExecutorClient:
-        made.append(JobExecutor(place, folder, settings, Pods(pods, pods._carrier, lambda _: {})))
-        return made[-1]
+        created.append(
+            JobExecutor(place, folder, settings, Pods(pods, pods._carrier, lambda _: {}))
+        )
+        return created[-1]
 
     async with ExecutorPool(settings, create_executor=make) as pool:
         pool.layout.tree("key").mkdir(parents=True)
         prepared = Prepared(Base("sample", "0" * 40, Profile()), "key", ())
-        taken: list[ExecutorClient] = []
+        used: list[ExecutorClient] = []
         for old in (0, 1000, 4000):  # of the 7200 seconds of jobs.seconds
-            if made:
-                await until(lambda: len(made) == len(taken) + 1)
-                made[-1]._created -= old
+            if created:
+                await until(lambda: len(created) == len(used) + 1)
+                created[-1]._created -= old
             async with pool.executor(prepared) as box:
-                taken.append(box)
-        assert taken[:2] == made[:2]
-        assert made[2] not in taken
+                used.append(box)
+        assert used[:2] == created[:2]
+        assert created[2] not in used

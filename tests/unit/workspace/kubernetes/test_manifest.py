@@ -41,12 +41,12 @@ SECRET = {"MOOTHALL_BUS__URL": "nats://bus:4222", "MOOTHALL_BUS__TOKEN": "s3cret
 def test_only_the_link_has_credentials() -> None:
     pod = job("one", LABELS, PLACE, SETTINGS, SECRET)["spec"]["template"]["spec"]
     link, *services = pod["containers"]
-    assert [one["name"] for one in services] == ["hands", "code"]
+    assert [container["name"] for container in services] == ["hands", "code"]
     assert "s3cret" in json.dumps(link)
-    for one in services:
-        assert "s3cret" not in json.dumps(one)
-        assert "env" not in one
-        assert "envFrom" not in one
+    for container in services:
+        assert "s3cret" not in json.dumps(container)
+        assert "env" not in container
+        assert "envFrom" not in container
     assert pod["automountServiceAccountToken"] is False
     assert pod["enableServiceLinks"] is False
 
@@ -61,15 +61,15 @@ def test_a_job_is_restricted_bounded_and_ends_by_itself() -> None:
     ) == (0, 7200, 60)
     pod = spec["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
-    for one in pod["containers"]:
-        layers = one["securityContext"]
+    for container in pod["containers"]:
+        layers = container["securityContext"]
         assert (layers["allowPrivilegeEscalation"], layers["readOnlyRootFilesystem"]) == (
             False,
             True,
         )
         assert layers["capabilities"] == {"drop": ["ALL"]}
         assert layers["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert {"cpu", "memory", "ephemeral-storage"} == set(one["resources"]["limits"])
+        assert {"cpu", "memory", "ephemeral-storage"} == set(container["resources"]["limits"])
     assert (pod["runtimeClassName"], pod["nodeSelector"], pod["imagePullSecrets"]) == (
         "gvisor",
         {"pool": "work"},
@@ -87,17 +87,20 @@ def test_a_job_is_restricted_bounded_and_ends_by_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "requested"),
+    ("cpu_limit", "cpu_request"),
     [("1", "100m"), ("4", "400m"), ("50m", "5m"), ("0.5", "50m"), ("5m", "1m")],
 )
-def test_a_container_requests_a_tenth_of_its_cpu_limit(most: str, requested: str) -> None:
-    settings = Settings(jobs=JOBS.model_copy(update={"cpu": most}))
-    for one in job("one", LABELS, PLACE, settings, SECRET)["spec"]["template"]["spec"][
+def test_a_container_requests_a_tenth_of_its_cpu_limit(cpu_limit: str, cpu_request: str) -> None:
+    settings = Settings(jobs=JOBS.model_copy(update={"cpu": cpu_limit}))
+    for container in job("one", LABELS, PLACE, settings, SECRET)["spec"]["template"]["spec"][
         "containers"
     ][1:]:
-        assert (one["resources"]["requests"]["cpu"], one["resources"]["limits"]["cpu"]) == (
-            requested,
-            most,
+        assert (
+            container["resources"]["requests"]["cpu"],
+            container["resources"]["limits"]["cpu"],
+        ) == (
+            cpu_request,
+            cpu_limit,
         )
 
 
@@ -112,9 +115,12 @@ def test_everything_a_pod_writes_is_within_the_disk_limit_of_a_workspace(*, bloc
     limit = 2 * settings.workspace.max_repository_bytes
     pod = job("one", LABELS, PLACE, settings, SECRET)["spec"]["template"]["spec"]
     assert len(pod["containers"]) == 2 + blocks
-    limits = [int(one["resources"]["limits"]["ephemeral-storage"]) for one in pod["containers"]]
+    limits = [
+        int(container["resources"]["limits"]["ephemeral-storage"])
+        for container in pod["containers"]
+    ]
     assert 0 <= limit - sum(limits) < len(limits)
-    sizes = {one["name"]: one["emptyDir"]["sizeLimit"] for one in pod["volumes"]}
+    sizes = {volume["name"]: volume["emptyDir"]["sizeLimit"] for volume in pod["volumes"]}
     assert sizes["tree"] == sizes["env"] == sizes["tmp-hands"] == str(limit)
     assert sizes["link-hands"] == "1Mi"
 
@@ -136,11 +142,11 @@ def test_the_environment_is_writable_for_set_up_only() -> None:
     )
 
 
-def expanded(text: str, known: dict[str, str]) -> str:
-    """What a kubelet makes of a command, an argument or the value of a variable."""
+def expand(text: str, variables: dict[str, str]) -> str:
+    """Expand the variables of a text like a kubelet."""
 
-    def put(found: re.Match[str]) -> str:
-        return "$" if found[0] == "$$" else known.get(found[1], found[0])
+    def put(match: re.Match[str]) -> str:
+        return "$" if match[0] == "$$" else variables.get(match[1], match[0])
 
     return re.sub(r"\$\$|\$\(([^)]*)\)", put, text)
 
@@ -150,8 +156,8 @@ def expanded(text: str, known: dict[str, str]) -> str:
 @example("pa$$word")
 @example("$$$(A)$")
 def test_a_value_with_special_characters_is_passed_unchanged(text: str) -> None:
-    """Nothing is put into a shell, and what a kubelet would expand is escaped: quotes, `$()`, `$$`
-    and newlines are what they are.
+    """No shell is involved, and references that a kubelet would expand are escaped, so quotes,
+    `$()`, `$$` and newlines stay unchanged.
     """
     settings = Settings(jobs=JOBS.model_copy(update={"python": text}))
     document = job(
@@ -162,14 +168,14 @@ def test_a_value_with_special_characters_is_passed_unchanged(text: str) -> None:
         {"A": "put in", "MOOTHALL_BUS__TOKEN": text},
     )
     link, services = document["spec"]["template"]["spec"]["containers"][:2]
-    known: dict[str, str] = {}
-    for one in link["env"]:
-        known[one["name"]] = expanded(one["value"], known)
-    assert known["MOOTHALL_BUS__TOKEN"] == text
-    assert json.loads(known[LINK])["name"] == "one"
-    assert expanded(services["command"][0], known) == text
+    variables: dict[str, str] = {}
+    for variable in link["env"]:
+        variables[variable["name"]] = expand(variable["value"], variables)
+    assert variables["MOOTHALL_BUS__TOKEN"] == text
+    assert json.loads(variables[LINK])["name"] == "one"
+    assert expand(services["command"][0], variables) == text
     assert services["command"][1:4] == ["-I", "-S", "-c"]
-    assert json.loads(expanded(services["args"][1], known))["program"] == text
+    assert json.loads(expand(services["args"][1], variables))["program"] == text
 
 
 @given(
@@ -177,17 +183,17 @@ def test_a_value_with_special_characters_is_passed_unchanged(text: str) -> None:
         st.sampled_from(["task_id", "seat", "tenant", "trace_id"]), st.text(max_size=200)
     )
 )
-def test_labels_are_valid_for_any_task_id(whose: dict[str, str]) -> None:
-    for key, value in owner_labels(whose).items():
+def test_labels_are_valid_for_any_task_id(owner: dict[str, str]) -> None:
+    for key, value in owner_labels(owner).items():
         assert key.startswith("moothall/")
         assert re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", value)
 
 
 def test_labels_contain_task_seat_and_tenant() -> None:
-    output_text = owner_labels(
+    labels = owner_labels(
         {"task_id": "story-1/$(id)", "seat": "agent-dev-001", "tenant": "team a", "trace_id": "x"}
     )
-    assert output_text == {
+    assert labels == {
         "moothall/task": "story-1-id",
         "moothall/seat": "agent-dev-001",
         "moothall/tenant": "team-a",
@@ -205,7 +211,11 @@ def test_a_repository_uses_its_configured_image_and_the_link_uses_the_default() 
     pod = job("one", LABELS, replace(PLACE, image="shop:1"), SETTINGS, SECRET)["spec"]["template"][
         "spec"
     ]
-    assert [one["image"] for one in pod["containers"]] == ["moothall:1", "shop:1", "shop:1"]
+    assert [container["image"] for container in pod["containers"]] == [
+        "moothall:1",
+        "shop:1",
+        "shop:1",
+    ]
     with pytest.raises(ValidationError, match="at least 1 character"):
         JobSettings(images={"shop": ""})
 
@@ -218,11 +228,11 @@ def test_environments_of_different_images_have_different_keys() -> None:
     )
     bases = (base, replace(base, image="shop:1"), replace(base, image="shop:2"))
     assert (
-        len({environment_key(one) for one in bases})
-        == len({prepared_key(one) for one in bases})
+        len({environment_key(base) for base in bases})
+        == len({prepared_key(base) for base in bases})
         == 3
     )
-    assert len({prepared_key(replace(one, profile=Profile())) for one in bases}) == 3, (
+    assert len({prepared_key(replace(base, profile=Profile())) for base in bases}) == 3, (
         "nothing is set up, yet its checks run there"
     )
 

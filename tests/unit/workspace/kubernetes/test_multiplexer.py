@@ -25,16 +25,16 @@ from support.pods import Queues
 
 
 class Lossy(Queues):
-    """Loses the messages of data after a number of them."""
+    """Queues that lose one data message."""
 
-    def __init__(self, kept: int) -> None:
+    def __init__(self, until_loss: int) -> None:
         super().__init__()
-        self._kept = kept
+        self._until_loss = until_loss
 
     async def send(self, name: str, data: bytes) -> None:
         if data[:1] == b"d":
-            self._kept -= 1
-            if self._kept == 0:
+            self._until_loss -= 1
+            if self._until_loss == 0:
                 return
         await super().send(name, data)
 
@@ -55,7 +55,7 @@ async def trunks(
             carrier, "pod-in", "pod-out", lambda number, streams: accepted.append((number, streams))
         )
     pod = Multiplexer(carrier, "pod-out", "pod-in")
-    running = [asyncio.create_task(one.run()) for one in (host, pod)]
+    running = [asyncio.create_task(multiplexer.run()) for multiplexer in (host, pod)]
     try:
         async with asyncio.timeout(20):
             await host.connected.wait()
@@ -88,14 +88,14 @@ async def close(*streams: Streams) -> None:
     )
 )
 def test_each_stream_delivers_its_data_completely_and_in_order(
-    sent: list[tuple[int, bytes]],
+    messages: list[tuple[int, bytes]],
 ) -> None:
     async def main() -> None:
         async with trunks(Queues()) as (host, pod):
             pairs = {number: await ends(host, pod, number) for number in (CONTROL, EXECUTOR)}
 
             async def write(number: int) -> None:
-                for at, data in sent:
+                for at, data in messages:
                     if at == number:
                         pairs[number][0][1].write(data)
                         await pairs[number][0][1].drain()
@@ -103,9 +103,11 @@ def test_each_stream_delivers_its_data_completely_and_in_order(
 
             writing = [asyncio.create_task(write(number)) for number in pairs]
             for number, (_, (reader, _)) in pairs.items():
-                assert await reader.read(-1) == b"".join(data for at, data in sent if at == number)
+                assert await reader.read(-1) == b"".join(
+                    data for at, data in messages if at == number
+                )
             await asyncio.wait(writing)
-            await close(*(one for pair in pairs.values() for one in pair))
+            await close(*(writer for pair in pairs.values() for writer in pair))
 
     asyncio.run(main())
 
@@ -130,14 +132,14 @@ async def test_a_stream_of_the_pod_is_accepted_once_and_later_frames_are_dropped
 
 async def test_a_lost_message_ends_all_streams_and_no_wrong_data_is_read() -> None:
     async with trunks(Lossy(2)) as (host, pod):
-        (_, ours), (theirs, other) = await ends(host, pod, EXECUTOR)
+        (_, ours), (theirs, other_end) = await ends(host, pod, EXECUTOR)
         for piece in (b"one", b"two", b"three"):
             ours.write(piece)
             await ours.drain()
             await asyncio.sleep(0.05)
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await theirs.readexactly(11)
-        await close((theirs, other))
+        await close((theirs, other_end))
         ours.transport.abort()
 
 
@@ -157,7 +159,7 @@ async def test_a_link_without_a_host_ends(tmp_path: Path) -> None:
 
 
 class Flooding:
-    """A link that says whatever it likes, as fast as the bus takes it."""
+    """A link that sends arbitrary messages as fast as the bus accepts them."""
 
     def __init__(self, queues: Queues) -> None:
         self._queues, self._number = queues, 0

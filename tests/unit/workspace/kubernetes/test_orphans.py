@@ -64,7 +64,7 @@ def reconciler(cluster: Cluster, time: Time) -> Reconciler:
 
 
 def go_on(reconciler: Reconciler, time: Time, seconds: int, *hosts: str) -> None:
-    """Let time pass in which these hosts are heard."""
+    """Let time pass while heartbeats of these hosts arrive."""
     for _ in range(seconds):
         time.now += 1
         for host in hosts:
@@ -80,7 +80,7 @@ async def test_only_jobs_of_a_silent_host_are_deleted_after_the_grace_period(
     go_on(reconciler, time, 59, "me", "living")
     await reconciler.delete_orphans()
     assert set(api.jobs) == {"lost", "kept", "foreign"}, (
-        "who begins to listen has not heard anybody yet"
+        "a new listener has not received any heartbeat yet"
     )
     go_on(reconciler, time, 2, "me", "living")
     await reconciler.delete_orphans()
@@ -126,7 +126,7 @@ async def test_an_unavailable_cluster_does_not_end_the_reconciler(
 
 
 class Stuck(Cluster):
-    """One whose API server takes its time for every answer."""
+    """A cluster whose API server never answers."""
 
     async def hosts(self) -> dict[str, str]:
         await asyncio.Event().wait()
@@ -135,14 +135,14 @@ class Stuck(Cluster):
 
 async def test_the_heartbeat_continues_while_the_cluster_does_not_answer(api: KubeApi) -> None:
     queues = Queues()
-    heard = 0
+    heartbeats = 0
     reconciler = Reconciler(
         Stuck(JobSettings(), "me", "ours"), Transport(queues.send, queues.listen), 0.3
     )
     async with run_in_background(reconciler.run(), "reconciler"), asyncio.timeout(20):
         async for _ in queues.listen(PRESENCE):
-            heard += 1
-            if heard == 5:
+            heartbeats += 1
+            if heartbeats == 5:
                 break
 
 
@@ -152,11 +152,13 @@ async def test_hosts_receive_each_others_messages_over_the_bus(api: KubeApi) -> 
     carrier = Transport(queues.send, queues.listen)
     async with AsyncExitStack() as stack:
         for host in ("first", "second"):
-            one = await stack.enter_async_context(Cluster(JobSettings(), host, "ours"))
-            document: dict[str, Any] = {"metadata": {"name": f"of-{host}", "labels": one.labels}}
-            await one.create(document)
+            cluster = await stack.enter_async_context(Cluster(JobSettings(), host, "ours"))
+            document: dict[str, Any] = {
+                "metadata": {"name": f"of-{host}", "labels": cluster.labels}
+            }
+            await cluster.create(document)
             await stack.enter_async_context(
-                run_in_background(Reconciler(one, carrier, 1.0).run(), host)
+                run_in_background(Reconciler(cluster, carrier, 1.0).run(), host)
             )
         add(api, "lost", "gone")
         await until(lambda: "lost" not in api.jobs)
@@ -194,23 +196,34 @@ async def test_nothing_is_remembered_of_a_removed_pod(cluster: Cluster) -> None:
 
 
 def test_a_deployment_is_identified_by_the_bus_its_pods_reach(tmp_path: Path) -> None:
-    def named(**output_text: Any) -> str:
+    def deployment_name(**options: Any) -> str:
         return deployment_id(
             Settings(
-                bus=BusSettings(url=output_text.pop("url", "nats://127.0.0.1:4222")),
-                jobs=JobSettings(**output_text),
+                bus=BusSettings(url=options.pop("url", "nats://127.0.0.1:4222")),
+                jobs=JobSettings(**options),
             )
         )
 
-    seen = "nats://bus.moothall:4222"
-    assert named(bus_url=seen) == named(url="nats://me:secret@bus.moothall:4222") == named(url=seen)
-    assert named(url="bus.moothall:4222") == named(url=f"{seen}/") == named(url=seen)
-    assert named() != named(bus_url=seen)
+    url = "nats://bus.moothall:4222"
+    assert (
+        deployment_name(bus_url=url)
+        == deployment_name(url="nats://me:secret@bus.moothall:4222")
+        == deployment_name(url=url)
+    )
+    assert (
+        deployment_name(url="bus.moothall:4222")
+        == deployment_name(url=f"{url}/")
+        == deployment_name(url=url)
+    )
+    assert deployment_name() != deployment_name(bus_url=url)
     first, second = (
         create_account_files(tmp_path / name)["links.json"].read_text()
         for name in ("first", "second")
     )
-    assert named(link_keys=first) == named(link_keys=first)
-    assert len({named(), named(link_keys=first), named(link_keys=second)}) == 3, (
-        "an account hears its own alone"
-    )
+    assert deployment_name(link_keys=first) == deployment_name(link_keys=first)
+    assert (
+        len(
+            {deployment_name(), deployment_name(link_keys=first), deployment_name(link_keys=second)}
+        )
+        == 3
+    ), "an account receives only its own messages"

@@ -19,7 +19,7 @@ from support.kube import deployment
 from support.kube.addons import METRICS
 from support.kube.ctl import ask
 from support.kube.programs import Home, Missing
-from support.kube.stood import applied, give_images, rolled_out
+from support.kube.stood import apply_kustomization, give_images, wait_for_rollout
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
@@ -27,12 +27,12 @@ SECONDS = 240.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def metrics_server(standing: RoleDeployment, home: Home) -> None:
+async def metrics_server(role_deployment: RoleDeployment, home: Home) -> None:
     """The metrics server, which reports the resource usage of pods."""
     try:
         await asyncio.to_thread(METRICS.make, home, print)
         await give_images(home)
-        await applied(await asyncio.to_thread(METRICS.applied, home))
+        await apply_kustomization(await asyncio.to_thread(METRICS.applied, home))
     except (gobuilt.Missing, Missing) as missing:
         pytest.fail(str(missing))
     await ask(
@@ -69,19 +69,19 @@ async def test_an_autoscaler_reads_the_metrics_of_its_pods(name: str, metrics_se
 
 
 async def test_overloaded_apis_are_scaled_up_and_no_call_is_lost(
-    standing: RoleDeployment, home: Home, counted: Counted, metrics_server: None
+    role_deployment: RoleDeployment, home: Home, counted: Counted, metrics_server: None
 ) -> None:
     values = deployment.values(counted.url)
     values["roles"]["cpu"] = "5m"
-    async with concurrent_callers(standing, "scaled"):
+    async with concurrent_callers(role_deployment, "scaled"):
         await asyncio.to_thread(deployment.install, home, values)
         async with asyncio.timeout(SECONDS):
             while (await scaler("api"))["status"].get("currentReplicas", 0) < 3:
                 await asyncio.sleep(2)
-        await rolled_out("deployment/moothall-api")
+        await wait_for_rollout("deployment/moothall-api")
     ready = [
         pod
-        for pod in await standing.pods("app.kubernetes.io/component=api")
+        for pod in await role_deployment.pods("app.kubernetes.io/component=api")
         if pod.status.phase == "Running"
     ]
     assert len(ready) >= 3

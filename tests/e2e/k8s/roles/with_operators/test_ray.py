@@ -10,7 +10,7 @@ import json
 import pytest
 import pytest_asyncio
 from k8s.roles.conftest import Counted
-from k8s.roles.role_deployment import RoleDeployment, Seen
+from k8s.roles.role_deployment import CouncilResult, RoleDeployment
 
 from moothall.domain.event import EventType
 from support import gobuilt
@@ -19,7 +19,7 @@ from support.kube.addons import RAY
 from support.kube.ctl import ask
 from support.kube.node import nodes
 from support.kube.programs import Home, Missing
-from support.kube.stood import applied, give_images, rolled_out
+from support.kube.stood import apply_kustomization, give_images, wait_for_rollout
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
@@ -33,7 +33,7 @@ async def wait_until_ready() -> None:
     """Wait for Ray's nodes and for the role that starts hosts on them."""
     await wait_for_kuberay("raycluster/hosts", "--for=jsonpath={.status.readyWorkerReplicas}=2")
     await wait_for_kuberay("pod", "-l", "ray.io/cluster=hosts", "--for=condition=Ready")
-    await rolled_out("deployment/moothall-hosts")
+    await wait_for_rollout("deployment/moothall-hosts")
 
 
 async def wait_for_kuberay(*arguments: str) -> None:
@@ -41,22 +41,26 @@ async def wait_for_kuberay(*arguments: str) -> None:
     try:
         await ask("-n", deployment.SPACE, "wait", *arguments, "--timeout=240s")
     except AssertionError as error:
-        seen = await ask("-n", deployment.SPACE, "describe", "pods", "-l", "ray.io/cluster=hosts")
+        description = await ask(
+            "-n", deployment.SPACE, "describe", "pods", "-l", "ray.io/cluster=hosts"
+        )
         logs = await ask(
             "-n", RAY.space, "logs", "deployment/kuberay-operator", "--tail=20", check=False
         )
-        raise AssertionError(f"{error}\n{seen[-6000:]}\n{logs[-4000:]}") from error
+        raise AssertionError(f"{error}\n{description[-6000:]}\n{logs[-4000:]}") from error
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def ray_deployment(standing: RoleDeployment, home: Home, counted: Counted) -> Seen:
+async def ray_deployment(
+    role_deployment: RoleDeployment, home: Home, counted: Counted
+) -> CouncilResult:
     """The operator and the RayCluster in place of the single host, and the outcome of a council
     there.
     """
     try:
         await asyncio.to_thread(RAY.make, home, print)
         await give_images(home)
-        await applied(await asyncio.to_thread(RAY.applied, home))
+        await apply_kustomization(await asyncio.to_thread(RAY.applied, home))
         await ask(
             "-n", RAY.space, "rollout", "status", "deployment/kuberay-operator", "--timeout=120s"
         )
@@ -65,16 +69,16 @@ async def ray_deployment(standing: RoleDeployment, home: Home, counted: Counted)
         pytest.fail(str(missing))
     await wait_for_kuberay("raycluster/hosts", "--for=jsonpath={.status.desiredWorkerReplicas}=2")
     await wait_until_ready()
-    seen = await standing.council("on-ray")
-    assert seen.end.proven
-    assert (seen.repeated, seen.decisions) == ([], 1)
-    return seen
+    result = await role_deployment.council("on-ray")
+    assert result.end.proven
+    assert (result.repeated, result.decisions) == ([], 1)
+    return result
 
 
 async def test_each_node_has_a_host(
-    standing: RoleDeployment, ray_deployment: Seen, home: Home
+    role_deployment: RoleDeployment, ray_deployment: CouncilResult, home: Home
 ) -> None:
-    pods = await standing.pods(HOSTS)
+    pods = await role_deployment.pods(HOSTS)
     assert {pod.spec.node_name for pod in pods} == {node.name for node in nodes(home)}
     fleet = json.loads(
         await ask(
@@ -90,33 +94,33 @@ async def test_each_node_has_a_host(
     )
     assert {host["node"] for host in fleet["hosts"]} == {pod.status.pod_ip for pod in pods}
     assert ray_deployment.end.winner.endswith("3")
-    assert await standing.leftovers() == []
+    assert await role_deployment.leftovers() == []
 
 
 KILLED = {"a host": (HOSTS, 1), "the head": (HEAD, 1)}
 
 
-@pytest.mark.parametrize("what", KILLED)
+@pytest.mark.parametrize("process", KILLED)
 async def test_killed_ray_nodes_do_not_change_the_outcome(
-    what: str, standing: RoleDeployment, ray_deployment: Seen
+    process: str, role_deployment: RoleDeployment, ray_deployment: CouncilResult
 ) -> None:
-    selector, most = KILLED[what]
-    seen = await standing.council(
-        f"without-{what.replace(' ', '-')}-of-ray",
-        standing.killing(selector, most=most),
+    selector, limit = KILLED[process]
+    result = await role_deployment.council(
+        f"without-{process.replace(' ', '-')}-of-ray",
+        role_deployment.killing(selector, limit=limit),
         EventType.SEAT_PROPOSED,
     )
-    assert seen.hit, "no process was killed"
-    assert ray_deployment.difference(seen) == ""
-    assert (seen.repeated, seen.decisions) == ([], 1)
-    assert await standing.leftovers() == []
+    assert result.hit, "no process was killed"
+    assert ray_deployment.difference(result) == ""
+    assert (result.repeated, result.decisions) == ([], 1)
+    assert await role_deployment.leftovers() == []
     await wait_until_ready()
 
 
 async def test_replacing_hosts_with_the_documented_command_does_not_change_the_outcome(
-    standing: RoleDeployment, ray_deployment: Seen
+    role_deployment: RoleDeployment, ray_deployment: CouncilResult
 ) -> None:
-    old = {pod.metadata.uid for pod in await standing.pods("ray.io/cluster=hosts")}
+    old = {pod.metadata.uid for pod in await role_deployment.pods("ray.io/cluster=hosts")}
 
     async def blow() -> int:
         await page.run(
@@ -124,9 +128,11 @@ async def test_replacing_hosts_with_the_documented_command_does_not_change_the_o
         )
         return len(old)
 
-    seen = await standing.council("hosts-replaced", blow, EventType.SEAT_PROPOSED)
-    assert ray_deployment.difference(seen) == ""
-    assert (seen.repeated, seen.decisions) == ([], 1)
+    result = await role_deployment.council("hosts-replaced", blow, EventType.SEAT_PROPOSED)
+    assert ray_deployment.difference(result) == ""
+    assert (result.repeated, result.decisions) == ([], 1)
     await wait_until_ready()
-    assert old.isdisjoint(pod.metadata.uid for pod in await standing.pods("ray.io/cluster=hosts"))
-    assert await standing.leftovers() == []
+    assert old.isdisjoint(
+        pod.metadata.uid for pod in await role_deployment.pods("ray.io/cluster=hosts")
+    )
+    assert await role_deployment.leftovers() == []

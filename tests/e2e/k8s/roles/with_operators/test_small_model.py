@@ -19,7 +19,7 @@ from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from support.kube import deployment, small_model
 from support.kube.ctl import ask
 from support.kube.programs import Home
-from support.kube.stood import DEPLOYMENTS, old_pods_gone, rolled_out
+from support.kube.stood import DEPLOYMENTS, old_pods_gone, wait_for_rollout
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
@@ -27,19 +27,21 @@ TASK = "In one sentence: what does a queue between two services do when it is fu
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def small_model_deployment(standing: RoleDeployment, home: Home) -> AsyncIterator[None]:
+async def small_model_deployment(
+    role_deployment: RoleDeployment, home: Home
+) -> AsyncIterator[None]:
     """The model's pod, and a deployment that uses it."""
     weights = await fetch_weights(LlmSettings(), home.root, lambda done, total: None)
     await ask("delete", "pv", small_model.VOLUME, "--ignore-not-found", "--timeout=60s")
-    await ask("apply", "-f", "-", given=small_model.objects(weights))
-    await rolled_out(f"deployment/{small_model.NAME}")
+    await ask("apply", "-f", "-", stdin=small_model.objects(weights))
+    await wait_for_rollout(f"deployment/{small_model.NAME}")
     values = deployment.values(
         small_model.URL,
         MOOTHALL_LLM__API_KEY=small_model.KEY,
         MOOTHALL_LLM__CONTEXT_TOKENS=str(small_model.TOKENS),
     )
     await asyncio.to_thread(deployment.install, home, values)
-    await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
+    await wait_for_rollout(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
     await old_pods_gone()
     yield
     await ask(
@@ -54,19 +56,19 @@ async def small_model_deployment(standing: RoleDeployment, home: Home) -> AsyncI
 
 
 async def test_the_small_model_answers_a_council(
-    standing: RoleDeployment, small_model_deployment: None
+    role_deployment: RoleDeployment, small_model_deployment: None
 ) -> None:
     request = pb.DeliberateRequest(
         task_description=TASK, role="DEV", num_agents=2, task_id="on-the-small-model"
     )
-    async with standing.stub() as stub:
+    async with role_deployment.stub() as stub:
         answer = await stub.Deliberate(request, metadata=WHO, timeout=600, wait_for_ready=True)
     assert answer.status == pb.DELIBERATION_STATUS_COMPLETED, answer
     assert all(len(result.proposal.content.split()) > 1 for result in answer.results), answer
     topic = (Channel.RESULTS.of("on-the-small-model"),)
     calls = [
         recorded.event.data
-        async for recorded in standing.bus.replay(topic)
+        async for recorded in role_deployment.bus.replay(topic)
         if recorded.event.type is EventType.MODEL_CALLED
     ]
     assert {call["model"] for call in calls} == {small_model.NAME}
