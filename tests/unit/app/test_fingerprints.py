@@ -11,13 +11,7 @@ from pydantic import SecretStr
 
 from moothall.app import preflight
 from moothall.app.server import describe_difference, fingerprints
-from moothall.config import (
-    GuardSettings,
-    JobSettings,
-    LimitSettings,
-    LlmSettings,
-    RaySettings,
-)
+from moothall.config import LimitSettings, LlmSettings, RaySettings
 from moothall.settings import AllSettings
 
 
@@ -61,15 +55,13 @@ def test_differing_settings_are_named_with_the_way_to_attach(
 
 
 def test_settings_of_every_kind_of_workspace_and_tool_are_compared(tmp_path: Path) -> None:
-    address = serving(
-        tmp_path,
-        AllSettings(
-            jobs=JobSettings(image="registry.example/other:1"),
-            wasm={"folder": tmp_path},
-            guard=GuardSettings(policies=tmp_path),
-            http={"only_allowed": True},
-        ),
-    )
+    served_settings = {
+        "guard": {"policies": tmp_path},
+        "http": {"only_allowed": True},
+        "jobs": {"image": "registry.example/other:1"},
+        "wasm": {"folder": tmp_path},
+    }
+    address = serving(tmp_path, AllSettings.model_validate(served_settings))
     assert (
         "other settings: guard.policies, http.only_allowed, jobs.image, wasm.folder. "
         in describe_difference(AllSettings(), address)
