@@ -278,13 +278,10 @@ async def _check_python(settings: Settings, make: CreateExecutor | None = None) 
             detail=str(error),
             mend="set MOOTHALL_RUNNER__ENABLED=false to go without",
         )
-    offered = settings.llm.assumed_window >= PYTHON_WINDOW
-    offer_text = (
-        "offered in prompts"
-        if offered
-        else f"not offered: the window is below {PYTHON_WINDOW} tokens"
+    users = (
+        f"models without native tool calls and with a window of at least {PYTHON_WINDOW:,} tokens"
     )
-    return Finding("python blocks", ok=True, detail=f"{detail}; {offer_text}")
+    return Finding("python blocks", ok=True, detail=f"{detail}; offered to {users}")
 
 
 async def _try_block(settings: Settings, make: CreateExecutor | None) -> str:

@@ -125,8 +125,14 @@ def init(
     configure_logs(LogSettings(level="warning"))
     file: Path = (context.obj or default_file()).resolve()
     _check_file(file)
+    usual_variable = _PROVIDERS[provider][1] if provider and not url else ""
     url, key_env = _choose_server(provider, url, key_env)
     key = _read_key(key_env, key_file)
+    if usual_variable and not key:
+        raise InvalidRequest(
+            f"{provider} needs a key: set {usual_variable}, or name the key with --key-env or "
+            "--key-file"
+        )
     values: dict[str, Any] = {"base_url": url}
     values |= {"model": model} if model else {}
     values |= {"price_in": price_in} if price_in else {}

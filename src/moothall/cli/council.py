@@ -21,6 +21,7 @@ from moothall.cli.show import BASE, as_json, describe_event, line_of, show_outco
 from moothall.collector.progress import ENDED, WAITING_ACTIVITIES, Progress, apply_event
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
+from moothall.domain.evidence import TEST_WRITER, TIE_BREAKER
 from moothall.domain.ids import LOCAL, TaskId, new_task_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import DeliberationRequest
@@ -39,6 +40,13 @@ _COUNCIL = "council"
 _QUIET_SECONDS = 2.0
 _REFRESHES_PER_SECOND = 4
 _NAME_COLUMNS, _CLOCK_COLUMNS = 20, 6
+
+_AGENT_TEXTS = {
+    TEST_WRITER: "the test writer is at work",
+    TIE_BREAKER: "the tie-breaker is at work",
+    "-": "a model reads the answers and their tests",
+}
+"""The text of the council's line after a model call that is not a seat's."""
 
 _IMPORTANT = {
     EventType.DELIBERATION_REQUESTED,
@@ -98,8 +106,14 @@ class SeatLines:
             event.type is EventType.DELIBERATION_STARTED
         ):  # the model is asked on behalf of the seats, before any of them starts
             self._lines[_COUNCIL].activity = "waits for the model"
+        elif event.type is EventType.MODEL_CALLED and event.data.get("phase") != "plan":
+            self.set_council_text(_AGENT_TEXTS.get(seat, "at work"))
         if event.type is EventType.SEAT_STARTED:
             self.set_council_text("at work")
+        elif event.type is EventType.SEAT_PROPOSED and self._progress.phase == "re-checking":
+            self.set_council_text("checks the answers")
+        elif event.type is EventType.SEAT_REVIEWED:
+            self.set_council_text("reviews the answers")
 
     @property
     def awaited(self) -> str:

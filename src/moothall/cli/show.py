@@ -135,7 +135,8 @@ def _describe_progress(data: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _describe_seat_start(data: Mapping[str, Any]) -> tuple[str, str]:
-    return f"takes its seat: {data.get('approach') or 'no particular approach'}", ""
+    approach = data.get("approach")
+    return f"takes its seat: {approach}" if approach else "takes its seat", ""
 
 
 def _describe_model_call(data: Mapping[str, Any]) -> tuple[str, str]:

@@ -24,6 +24,7 @@ from moothall.errors import InvalidRequest
 
 
 ENDED = "ended"
+_RUNS_TOOLS = "runs its tools"
 _MAX_MESSAGE_CHARS = 2_000
 _MAX_NAME_CHARS = 200
 _MAX_TOOLS = 8
@@ -32,6 +33,7 @@ _ACTIVITIES: Mapping[EventType, str] = {
     EventType.SEAT_TURN: "waits for the model",
     EventType.SEAT_PROPOSED: "waits for the clean re-check",
     EventType.SEAT_REVISED: "waits for the clean re-check",
+    EventType.CHECK_FINISHED: "waits for the decision",
     EventType.SEAT_FAILED: ENDED,
     EventType.SEAT_FINISHED: ENDED,
 }
@@ -48,7 +50,7 @@ WAITING_ACTIVITIES = frozenset({*_ACTIVITIES.values(), *_ACTIVITIES_ABOUT_TEXT.v
 class SeatProgress:
     """The progress of one seat.
 
-    activity: what the seat waits for, or that it has ended.
+    activity: what the seat waits for, that it runs its tools, or that it has ended.
     tools: its last tool calls with their results, the latest last.
     tool_call_count: the number of all its tool calls.
     refused: its last refused tool calls as (tool, status, reason), the latest last.
@@ -112,8 +114,10 @@ def _on_started(progress: SeatProgress, data: Data) -> SeatProgress:
 
 def _on_model_call(progress: SeatProgress, data: Data) -> SeatProgress:
     steering_ids = data.get("told")
+    runs_tools = bool(data.get("calls")) and progress.activity == _ACTIVITIES[EventType.SEAT_TURN]
     return replace(
         progress,
+        activity=_RUNS_TOOLS if runs_tools else progress.activity,
         phase=_read_text(data.get("phase"), _MAX_NAME_CHARS),
         last_message=_read_text(data.get("answer"), _MAX_MESSAGE_CHARS) or progress.last_message,
         steering_ids=tuple(map(str, steering_ids))
@@ -417,7 +421,7 @@ _SENTENCES: Mapping[EventType, Callable[[str, Data], str]] = {
     EventType.AGENT_PROGRESS: _format_progress,
     EventType.DELIBERATION_STARTED: lambda *_: "The council has begun.",
     EventType.SEAT_STARTED: lambda agent, data: (
-        f"{agent} begins: {data.get('approach') or 'no particular approach'}."
+        f"{agent} begins: {data['approach']}." if data.get("approach") else f"{agent} begins."
     ),
     EventType.SEAT_TURN: _format_turn,
     EventType.MODEL_CALLED: _format_call,

@@ -148,8 +148,8 @@ class LlmSettings(Section):
     )
     approaches: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="ask the model for distinct approaches first; auto: except for the local "
-        "model, which they mislead",
+        description="ask the model for distinct approaches first, for seats without native tool "
+        "calls; auto: except for the local model, which they mislead",
     )
     functions: Literal["auto", "on", "off"] = Field(
         "auto",

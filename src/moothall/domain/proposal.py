@@ -249,14 +249,21 @@ class Candidate:
         )
 
     @property
+    def refuting(self) -> tuple[str, ...]:
+        """The authors that propose nothing and whose tests fail on it. Such an answer is not
+        reproduced.
+        """
+        authors = {run.author for run in self.cross if not run.passed and run.author in _AGENTS}
+        return tuple(sorted(authors))
+
+    @property
     def level(self) -> EvidenceLevel:
         """The candidate's level of evidence."""
         if self.about_text:
             return EvidenceLevel.UNPROVEN
         if self.proven and self.assessment.confirmed:
             return EvidenceLevel.PROVEN
-        refuted = any(not run.passed and run.author in _AGENTS for run in self.cross)
-        if self.reproducing and not refuted:
+        if self.reproducing and not self.refuting:
             return EvidenceLevel.REPRODUCED
         return EvidenceLevel.SELF_TESTED if self.brings_tests else EvidenceLevel.UNPROVEN
 

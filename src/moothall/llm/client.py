@@ -602,9 +602,9 @@ class OpenAIModel:
                 return await attempt()
             except Failed as failure:
                 if attempts > self._settings.retries:
+                    failed = "failed" if attempts == 1 else f"failed {attempts} times, last"
                     raise ModelUnavailable(
-                        f"{self._url} failed {attempts} times, the last time with: "
-                        f"{failure.reason}",
+                        f"{self._url} {failed}: {failure.reason}",
                         failure.retry_after,
                     ) from failure
                 delay = server_errors.delay_before(

@@ -343,9 +343,11 @@ class ConnectionPool:
         except TimeoutError as error:
             if remaining <= seconds:
                 raise
-            raise Failed(f"Connection timeout to host {host}:{port}: {seconds:g} s") from error
+            raise Failed(f"no connection to {host}:{port} within {seconds:g} s") from error
         except OSError as error:  # includes TLS errors and names that cannot be resolved
-            raise Failed(f"Cannot connect to host {host}:{port} [{error}]") from error
+            refused = isinstance(error, ConnectionRefusedError)
+            reason = "connection refused" if refused else error.strerror or str(error)
+            raise Failed(f"cannot connect to {host}:{port}: {reason}") from error
         self._all.add(connection)
         return connection
 

@@ -246,8 +246,9 @@ def translate_refusal(
                 f"{refusal}; set the key with MOOTHALL_LLM__API_KEY or MOOTHALL_LLM__API_KEY_FILE"
             )
         case 404:
+            requested = f"; requested model {model!r}" if model else ""
             return ConfigurationError(
-                f"{refusal}; requested model {model!r}; set MOOTHALL_LLM__BASE_URL to the root of "
+                f"{refusal}{requested}; set MOOTHALL_LLM__BASE_URL to the root of "
                 "an OpenAI-compatible API, which usually ends with /v1"
             )
         case status if status < 400:  # noqa: PLR2004 - redirects

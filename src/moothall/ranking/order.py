@@ -605,10 +605,16 @@ def _explain_level(standing: _Standing) -> Iterable[str]:
             if entry.check == OWN_TESTS
             for case in entry.shown
         ]
+        only = "" if standing.candidate.reproducing else "only "
         yield (
-            f"{level_prefix(level)}only its author's own tests fail on the base and pass with "
+            f"{level_prefix(level)}{only}its author's own tests fail on the base and pass with "
             f"it{_format_suffix(cases)}."
         )
+        if standing.candidate.reproducing:
+            yield (
+                "Tests of other authors that pass with it do not count, because it fails tests of "
+                f"{' and '.join(standing.candidate.refuting)}."
+            )
     elif any(
         run.cases
         for run in standing.candidate.cross

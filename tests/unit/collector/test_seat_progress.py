@@ -55,6 +55,20 @@ def test_a_lane_shows_turns_tools_checks_and_the_last_text() -> None:
     assert progress_of(story.failed(ONE).events).seats[ONE].ended_at
 
 
+def test_a_seat_waits_for_the_model_runs_its_tools_and_waits_for_the_decision() -> None:
+    story = Story().begun()
+    assert progress_of(story.events).seats[ONE].activity == "waits for the model"
+    call = {"seat": ONE, "call_id": "c", "phase": "propose", "usage": {}, "answer": ""}
+    story.add(EventType.MODEL_CALLED, {**call, "calls": [{"name": "shell"}]})
+    assert progress_of(story.events).seats[ONE].activity == "runs its tools"
+    turn(story)
+    assert progress_of(story.events).seats[ONE].activity == "waits for the model"
+    story.proposed(ONE, "diff")
+    assert progress_of(story.events).seats[ONE].activity == "waits for the clean re-check"
+    story.checked(ONE)
+    assert progress_of(story.events).seats[ONE].activity == "waits for the decision"
+
+
 def test_the_last_message_is_limited() -> None:
     story = turn(Story().begun(), thought="x" * 5_000)
     assert len(progress_of(story.events).seats[ONE].last_message) == 2_000

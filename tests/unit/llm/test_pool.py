@@ -127,7 +127,7 @@ async def test_tls_needs_a_trusted_certificate(
         async with open_model(LlmSettings(**QUICK), f"https://localhost:{port}/v1") as model:
             with pytest.raises(
                 ModelUnavailable,
-                match=r"Cannot connect to host localhost:\d+ .*CERTIFICATE_VERIFY_FAILED",
+                match=r"cannot connect to localhost:\d+: .*CERTIFICATE_VERIFY_FAILED",
             ):
                 await model.chat(ask())
         with pytest.raises(

@@ -334,6 +334,18 @@ def test_each_evidence_level_names_its_evidence(
     assert level.independent is (level in {EvidenceLevel.PROVEN, EvidenceLevel.REPRODUCED})
 
 
+def test_an_answer_that_fails_a_test_of_an_agent_is_told_why_it_is_not_reproduced() -> None:
+    answer = brings(1, "a")
+    runs = (*answer.cross, CrossRun(SEATS[1], passed=True), CrossRun("test-writer", passed=False))
+    place = rank([replace(answer, cross=runs)])[0]
+    assert place.level is EvidenceLevel.SELF_TESTED
+    assert "Self-tested: its author's own tests fail on the base and pass with it." in place.reasons
+    assert (
+        "Tests of other authors that pass with it do not count, because it fails tests of "
+        "test-writer." in place.reasons
+    )
+
+
 def test_an_agent_whose_tests_pass_on_the_base_reproduces_nothing() -> None:
     runs = (CrossRun(SEATS[1], passed=True, cases=("t::a",)), CrossRun("tie-breaker", passed=True))
     place = rank([candidate(1, cross=runs)])[0]
