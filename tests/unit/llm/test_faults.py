@@ -75,7 +75,7 @@ async def test_an_unreachable_server_is_reported() -> None:
         async with open_model(LlmSettings(retries=1), url, retry_seconds=0.001) as model:
             with pytest.raises(
                 ModelUnavailable,
-                match=f"{url} failed 2 times, last: cannot connect to 127.0.0.1:\\d+: connection refused",
+                match=f"{url} failed 2 times, last: cannot connect to .*: connection refused",
             ):
                 await model.chat(ask())
 
