@@ -599,22 +599,7 @@ def _explain_level(standing: _Standing) -> Iterable[str]:
             f"{_format_suffix(cases)}."
         )
     elif level is EvidenceLevel.SELF_TESTED:
-        cases = [
-            case
-            for entry in assessment.evidence
-            if entry.check == OWN_TESTS
-            for case in entry.shown
-        ]
-        only = "" if standing.candidate.reproducing else "only "
-        yield (
-            f"{level_prefix(level)}{only}its author's own tests fail on the base and pass with "
-            f"it{_format_suffix(cases)}."
-        )
-        if standing.candidate.reproducing:
-            yield (
-                "Tests of other authors that pass with it do not count, because it fails tests of "
-                f"{' and '.join(standing.candidate.refuting)}."
-            )
+        yield from _explain_own_tests(standing.candidate)
     elif any(
         run.cases
         for run in standing.candidate.cross
@@ -644,6 +629,25 @@ def _explain_level(standing: _Standing) -> Iterable[str]:
             yield f"{level_prefix(level)}no test that failed on the base {passes}."
             if reasons:
                 yield f"Its own tests are no evidence: {sanitize_line(reasons[0], 200)}."
+
+
+def _explain_own_tests(candidate: Candidate) -> Iterable[str]:
+    cases = [
+        case
+        for entry in candidate.assessment.evidence
+        if entry.check == OWN_TESTS
+        for case in entry.shown
+    ]
+    only = "" if candidate.reproducing else "only "
+    yield (
+        f"{level_prefix(candidate.level)}{only}its author's own tests fail on the base and pass "
+        f"with it{_format_suffix(cases)}."
+    )
+    if candidate.reproducing:
+        yield (
+            "Tests of other authors that pass with it do not count, because it fails tests of "
+            f"{' and '.join(candidate.refuting)}."
+        )
 
 
 def _passed_once(candidate: Candidate) -> bool:

@@ -334,7 +334,7 @@ def test_each_evidence_level_names_its_evidence(
     assert level.independent is (level in {EvidenceLevel.PROVEN, EvidenceLevel.REPRODUCED})
 
 
-def test_an_answer_that_fails_a_test_of_an_agent_is_told_why_it_is_not_reproduced() -> None:
+def test_a_failed_test_of_an_agent_prevents_reproduced_and_is_named() -> None:
     answer = brings(1, "a")
     runs = (*answer.cross, CrossRun(SEATS[1], passed=True), CrossRun("test-writer", passed=False))
     place = rank([replace(answer, cross=runs)])[0]
