@@ -261,8 +261,8 @@ def ask(
     if not prompt:
         if as_json or yes or task_id or not sys.stdin.isatty():
             raise InvalidRequest(
-                'nothing is asked: say it (moothall ask "…"), or type it on a terminal, without '
-                "--json, --yes and --task-id"
+                'there is no question: pass it (moothall ask "…"), or type it on a terminal, '
+                "without --json, --yes and --task-id"
             )
         sys.exit(result_of(_converse(options)))
     _answer_once(options, yes=yes)

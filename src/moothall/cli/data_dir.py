@@ -29,6 +29,7 @@ from moothall.cli.runtime import (
 from moothall.config import Settings
 from moothall.domain.codec import dump
 from moothall.domain.event import Channel, Recorded, Topic, deliberation_topics
+from moothall.domain.text import count_of
 from moothall.errors import MoothallError
 
 if TYPE_CHECKING:  # imported by the command that runs
@@ -219,8 +220,8 @@ async def verify(settings: Settings, *, approvals: bool) -> int:
     pruned = f", {report.pruned} older ones were pruned" if report.pruned else ""
     approved = f", {len(report.approved)} calls approved by operators" if report.approved else ""
     click.echo(
-        f"{report.records} records in {report.chains} chains{pruned}{unfinished}{approved}: "
-        + ("whole" if report.ok else "NOT whole")
+        f"{count_of(report.records, 'record')} in {count_of(report.chains, 'chain')}{pruned}"
+        f"{unfinished}{approved}: " + ("whole" if report.ok else "NOT whole")
     )
     return 0 if report.ok else EXIT_NONE
 
@@ -360,8 +361,8 @@ async def backup(settings: Settings, *, file: Path) -> None:
 
     saved = await save_backup(settings, file, print_status)
     click.echo(
-        f"{file}: {saved.events} events up to seq {saved.mark}, {saved.clones} repositories, "
-        f"{_megabytes(file):.1f} MB"
+        f"{file}: {count_of(saved.events, 'event')} up to seq {saved.mark}, "
+        f"{count_of(saved.clones, 'repository', 'repositories')}, {_megabytes(file):.1f} MB"
     )
 
 
@@ -376,8 +377,9 @@ async def restore(settings: Settings, *, file: Path) -> None:
 
     restored = await restore_backup(settings, file, print_status)
     click.echo(
-        f"restored {restored.events} events up to seq {restored.mark} and {restored.clones} "
-        f"repositories, as of {restored.created}, to {settings.data_dir}"
+        f"restored {count_of(restored.events, 'event')} up to seq {restored.mark} and "
+        f"{count_of(restored.clones, 'repository', 'repositories')}, as of {restored.created}, to "
+        f"{settings.data_dir}"
     )
 
 
@@ -448,17 +450,17 @@ async def clean(
         return EXIT_NONE if has_failures and not dry_run else 0
     if dry_run or report.refusal:
         for item in report.items:
-            click.echo(f"{'goes ' if item in report.removed else 'nothing_removed'}  {_row(item)}")
+            click.echo(f"{'remove' if item in report.removed else 'keep  '}  {_row(item)}")
     for item in report.busy:
         print_status(f"in use {_row(item)}")
     if report.refusal and not dry_run:
         print_status(f"nothing was removed: {report.refusal}")
         return EXIT_NONE if has_failures else 0
-    verb = "would go" if dry_run else "freed"
+    verb = "would be freed" if dry_run else "freed"
     remaining = [item for item in report.items if item not in report.removed]
     click.echo(
-        f"{_size(_total_size(report.removed))} {verb}, {_size(_total_size(remaining))} in "
-        f"{len(remaining)} things {'would stay' if dry_run else 'stay'}"
+        f"{_size(_total_size(report.removed))} {verb}, {_size(_total_size(remaining))} kept "
+        f"({count_of(len(remaining), 'item')})"
     )
     return EXIT_NONE if has_failures else 0
 

@@ -92,8 +92,9 @@ def tokens_are(settings: Settings) -> str:
 async def serve_until_stopped(
     settings: Settings, handle_link: Callable[[str], Awaitable[None]] | None = None
 ) -> None:
-    """Serve, and print the addresses. `handle_link` receives the link that signs a browser in once,
-    or an empty string without one.
+    """Serve, and print the addresses. `handle_link` receives the link that signs a browser in once.
+
+    Raises `ConfigurationError` if `handle_link` is given and there is no link.
     """
     from moothall.app.bus import roles_of
     from moothall.app.server import open_app
@@ -114,6 +115,8 @@ async def serve_until_stopped(
             f"serving gRPC on {settings.grpc.host}:{app.grpc_port}; {tokens_are(settings)}"
         )
         if handle_link is not None:
+            if not app.link:
+                raise ConfigurationError(_explain_missing_page(settings, app.http_port))
             await handle_link(app.link)
         await asyncio.Event().wait()
 
@@ -144,16 +147,18 @@ async def open_(settings: Settings, *, story_id: str, no_browser: bool) -> None:
         await open_page(link)
 
 
+def _explain_missing_page(settings: Settings, http_port: int) -> str:
+    if not settings.web.enabled:
+        return "there is no page: set MOOTHALL_WEB__ENABLED=true"
+    if not http_port:
+        return "there is no page: its port is taken; set MOOTHALL_WEB__PORT, or 0 for any port"
+    return "no link: the page is not for this machine's user alone; sign in at its address"
+
+
 async def show_page(link: str, story_id: str = "", *, browser: bool = True) -> None:
     """Print a link to the page, or to a story on it, and open it in the user's browser, if there is
     one.
     """
-    if not link:
-        print_status(
-            "no page: web.enabled is off, its port is taken, or it is not for this machine's user "
-            "alone"
-        )
-        return
     url = f"{link}&story={story_id}" if story_id else link
     click.echo(url)
     if browser and not await asyncio.to_thread(webbrowser.open, url):

@@ -42,6 +42,11 @@ def contains_words(text: str, query: str) -> bool:
     return all(word in lower for word in query.lower().split())
 
 
+def count_of(count: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun: `1 record`, `2 records`."""
+    return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
+
+
 _MAX_YAML_DEPTH = 50
 """The parser takes a second for each thousand brackets that are open at once."""
 

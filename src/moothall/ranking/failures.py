@@ -316,11 +316,13 @@ _READERS: Sequence[tuple[Callable[[str], object], _ReadFormat]] = (
 
 
 # Our own limits if they were hit because the machine was busy, and the messages of runners and
-# clients about a project's limits: jest, mocha, vitest, node:test, pytest-timeout, Go, nextest.
+# clients about a project's limits: jest, mocha, vitest, node:test, node-tap, pytest-timeout, Go,
+# nextest. A line `timeout: 30000` is an option, as node-tap prints below every failed file.
 _TIME_LIMIT = re.compile(
-    rf"{HIT_LIMIT} [^\n]{{0,40}}{BUSY}|\btimed?[ -]?out|exceeded (?:a |the |its "
-    r")?(?:timeout|deadline|time)|deadline exceeded|too long\b",
-    re.IGNORECASE,
+    rf"{HIT_LIMIT} [^\n]{{0,40}}{BUSY}|\btimed?[ -]?out(?![\"']?\s*[:=]\s*\d+,?\s*$)"
+    r"|^\s*expired: |exceeded (?:a |the |its )?(?:timeout|deadline|time)|deadline exceeded"
+    r"|too long\b",
+    re.IGNORECASE | re.MULTILINE,
 )
 _MAX_READ_CHARS = 20_000
 _BUSY = (

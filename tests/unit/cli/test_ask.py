@@ -34,4 +34,4 @@ def test_a_task_and_a_question_are_distinguished(
 def test_a_missing_question_without_a_terminal_is_a_usage_error(args: tuple[str, ...]) -> None:
     result = CliRunner().invoke(main, ["ask", *args])
     assert result.exit_code == 2
-    assert "nothing is asked" in result.output
+    assert "there is no question" in result.output

@@ -20,6 +20,7 @@ LIMITS = [
     "subprocess.TimeoutExpired: Command '['a']' timed out after 5 seconds",
     "context deadline exceeded",
     "asyncio.exceptions.TimeoutError",
+    "at:\n  line: 4\nexpired: waits\ntimeout: 30000\nsignal: SIGTERM",  # node-tap
 ]
 
 
@@ -48,7 +49,15 @@ def test_a_time_limit_is_no_evidence_on_a_busy_machine(message: str) -> None:
     assert "busy" in errored.output.partition("\n")[0]
 
 
-@pytest.mark.parametrize("message", ["assert 5 == 2", "Failed: hit the limit of 10 s"])
+@pytest.mark.parametrize(
+    "message",
+    [
+        "assert 5 == 2",
+        "Failed: hit the limit of 10 s",
+        "env:\n  CI: '1'\nfile: test/diff.js\ntimeout: 30000\ncommand: /usr/bin/node",  # node-tap
+        '  client({\n    "timeout": 500,\n  })\nExpected 2, got 3',
+    ],
+)
 def test_a_failure_for_another_reason_is_a_failure(message: str) -> None:
     """This includes a case that had all of its time."""
     assert not hit_limit_under_load(failed_run(message))

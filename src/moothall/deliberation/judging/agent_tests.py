@@ -30,6 +30,7 @@ from moothall.ranking.test_cases import containers
 COUNTS = "counts"
 PASSES_ON_BASE = "passes on the base"
 OTHER_REASON = "fails on the base for a reason that the task does not give"
+UNFINISHED = "its run on the base did not finish"
 FAILS_EVERYWHERE = "fails on every answer"
 NO_DIFFERENCE = "comes out the same on every answer"
 DIFFERS = "differs from run to run"
@@ -190,6 +191,8 @@ class Trial:
         passing = [diff for diff in self.diffs if self._passes(diff, check, case)]
         if not self.must_distinguish and not self._fails_on_base(check, case):
             run = self._runs["", check, 1]
+            if run.status != "success":
+                return UNFINISHED
             return PASSES_ON_BASE if run.cases.get(case) == "passed" else OTHER_REASON
         if self.must_distinguish and len(passing) in {0, len(self.diffs)}:
             return NO_DIFFERENCE

@@ -228,9 +228,9 @@ class AuthorTests:
         if base_run.status != "success" or not failing_on_base:
             if not new:
                 return _CheckCases(reason=_explain_no_cases(own_run, base_cases))
-            pass_on_base = base_run.status == "success" and all(
-                base_run.cases.get(case) == "passed" for case in new
-            )
+            pass_on_base = all(base_run.cases.get(case) == "passed" for case in new)
+            if base_run.status != "success":
+                return _CheckCases(reason="their run on the base did not finish")
             return _CheckCases(
                 reason="they pass without the change"
                 if pass_on_base

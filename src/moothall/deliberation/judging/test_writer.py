@@ -18,6 +18,7 @@ from moothall.deliberation.judging.agent_tests import (
     FAILS_EVERYWHERE,
     OTHER_REASON,
     PASSES_ON_BASE,
+    UNFINISHED,
     Trial,
     Verdicts,
     add_cross_runs,
@@ -378,8 +379,8 @@ def _summarize_verdicts(verdicts: Verdicts) -> str:
     if not total:
         return "test writer: no new test ran"
     failing_everywhere = verdicts.cases_with(FAILS_EVERYWHERE)
-    failing_on_base = (
-        total - len(verdicts.cases_with(PASSES_ON_BASE)) - len(verdicts.cases_with(OTHER_REASON))
+    failing_on_base = total - sum(
+        len(verdicts.cases_with(state)) for state in (PASSES_ON_BASE, OTHER_REASON, UNFINISHED)
     )
     counted_total = len(verdicts.counted)
     totals = (
