@@ -6,7 +6,8 @@ FROM ${BASE} AS build
 ARG LOCK=services
 WORKDIR /opt/src
 COPY requirements/${LOCK}.txt requirements/${LOCK}.txt
-RUN python3 -m venv /opt/venv && /opt/venv/bin/pip install --no-cache-dir --require-hashes -r requirements/${LOCK}.txt
+RUN python3 -m venv /opt/venv \
+    && /opt/venv/bin/pip install --no-cache-dir --require-hashes -r requirements/${LOCK}.txt
 COPY . .
 RUN /opt/venv/bin/pip install --no-cache-dir --no-build-isolation --no-deps . \
     && /opt/venv/bin/pip uninstall --quiet --yes grpcio-tools hatchling mypy-protobuf pip setuptools \

@@ -13,5 +13,5 @@ default decision := {"allow": false, "reason": "no rule allows it"}
 # The sandbox and the grants limit calls that stay in the workspace.
 decision := {"allow": true} if input.operation in {"read", "write", "execute"}
 
-# Each call that acts outside the workspace needs an operator's approval.
+# Each call that acts beyond the workspace needs an operator's approval.
 decision := {"allow": false, "reason": "it acts beyond the workspace", "park": true} if input.operation == "outside"

@@ -40,7 +40,7 @@ resources: {requests: {storage: {{ .size }}}}
 {{- end }}
 {{- end }}
 
-{{- /* A value as text. Helm reads numbers of a file as floats, and would write large ones as 5e+10. */}}
+{{- /* A value as text. Helm reads numbers in files as floats, and would write large ones as 5e+10. */}}
 {{- define "moothall.text" -}}
 {{- if kindIs "float64" . -}}
 {{- if eq (floor .) . }}{{ printf "%.0f" . }}{{ else }}{{ . }}{{ end -}}

@@ -14,7 +14,7 @@ its APIs, and a new pod waits for the lease of the old one. */}}
 - {name: moothall-hosts, component: hosts, args: [serve, "--only=hosts"], replicas: 1, strategy: {{ $rolling }}}
 {{- end }}
 
-{{- /* The seconds that a pod gets to end: those of the two settings, and 30 for everything else. */}}
+{{- /* The seconds that a pod gets to end: the two settings, and 30 for everything else. */}}
 {{- define "moothall.gracePeriod" -}}
 {{- $leave := .MOOTHALL_SERVE__LEAVE_SECONDS | default 0 | float64 | ceil | int -}}
 {{- $grace := .MOOTHALL_GRPC__GRACE_SECONDS | default 5 | float64 | ceil | int -}}

@@ -30,8 +30,8 @@ exports.id = (file, titles) => {
   const name = titles.join(" > ");
   return file ? `${path.relative(process.cwd(), file)}::${name}` : name;
 };
-// Returns a function that numbers cases of the same name in a file by their order, which is the same
-// in each run.
+// Returns a function that numbers cases of the same name in a file by their order, which is the
+// same in each run.
 exports.numbered = () => {
   const counts = new Map();
   return (id) => {

@@ -2,7 +2,8 @@
 "use strict";
 const path = require("path");
 const lines = require("./moothall_lines.cjs");
-const base = Object.keys(require.cache).find((name) => /[\\/]mocha[\\/]lib[\\/]reporters[\\/]base\.js$/.test(name));
+const basePath = /[\\/]mocha[\\/]lib[\\/]reporters[\\/]base\.js$/;
+const base = Object.keys(require.cache).find((name) => basePath.test(name));
 const spec = require(base.replace(/base\.js$/, "spec.js"));
 const Spec = spec.Spec || spec; // since Mocha 12, it is one of several exports
 

@@ -10,7 +10,8 @@ const pluginPath = (name) => path.join(__dirname, name);
 
 const LIMIT_FACTOR = 3; // for the limit of a case: Node also counts time spent waiting for a core
 
-// A pattern for the full names of the cases to run. MOOTHALL_ONLY_LAST has one for their last titles.
+// A pattern for the full names of the cases to run. MOOTHALL_ONLY_LAST has one for their last
+// titles.
 const only = process.env.MOOTHALL_ONLY;
 const filter = (option) => (only ? [option, only] : []);
 

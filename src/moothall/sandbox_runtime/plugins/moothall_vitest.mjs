@@ -58,8 +58,8 @@ export default class {
         }
         const result = test.result() || {};
         const id = numbered(lines.id(file, titles));
-        const duration = test.diagnostic()?.duration;
-        this.cases.report(id, RESULTS[result.state] || "skipped", duration, errorText(result.errors));
+        const state = RESULTS[result.state] || "skipped";
+        this.cases.report(id, state, test.diagnostic()?.duration, errorText(result.errors));
       }
       const detail = errorText(module.errors());
       this.end(file, detail, detail);
