@@ -166,7 +166,7 @@ async def test_the_action_checks_deliberates_and_comments(
         assert await steps.step("Comment") == (0, "")
         steps.variables["GITHUB_API_URL"] = f"{github.url}/closed"
         code, output = await steps.step("Comment")
-        assert (code, "::warning::The comment was not written" in output) == (0, True)
+        assert (code, "::warning::The comment was not posted" in output) == (0, True)
         ((path, token, body),) = github.posts
     assert (path, token) == ("/repos/acme/app/issues/7/comments", "Bearer secret")
     assert body == Path(steps.variables["GITHUB_STEP_SUMMARY"]).read_text(encoding="utf-8")

@@ -350,12 +350,12 @@ def secrets(node: Any) -> Iterable[str]:
         (["--set=neo4j.storage.size="], "/neo4j/storage/size"),
         (["--set=vllm.storage.size="], "/vllm/storage/size"),
         (["--set=ingress.host=m.example"], "ingress.host needs secrets.tls"),
-        (["--set=workspaces.namespace=default"], "workspaces.namespace needs to be another"),
+        (["--set=workspaces.namespace=default"], "workspaces.namespace must not be the namespace"),
         (["--set=egress.enabled=true"], "egress.enabled needs egress.apiServer"),
         (["--set=roles.enabled=true"], "roles.enabled needs secrets.tls"),
         (
             ["--set=roles.enabled=true,secrets.tls=t"],
-            "roles.enabled needs neo4j.enabled, or settings.MOOTHALL_GRAPH__URL",
+            "roles.enabled needs neo4j.enabled or settings.MOOTHALL_GRAPH__URL",
         ),
         (
             ["--set=roles.enabled=true,secrets.tls=t,neo4j.enabled=true"],
@@ -365,7 +365,7 @@ def secrets(node: Any) -> Iterable[str]:
             [
                 "--set=roles.enabled=true,secrets.tls=t,neo4j.enabled=true,model.url=http://m/v1,services.storage.size="
             ],
-            "a volume that all",
+            "all roles share a volume",
         ),
         (["--set=roles.maxReplicas=0"], "/roles/maxReplicas"),
     ],

@@ -1,16 +1,17 @@
-{{- /* Of a list: the values, the user's number, and what is said beside `pods` of where it may run. */}}
+{{- /* Settings of a pod. The argument is a list: the values, the user id, and optionally a map with
+further nodeSelector and tolerations. */}}
 {{- define "moothall.pod" -}}
-{{- $values := index . 0 }}{{ $user := index . 1 }}{{ $more := dict }}
-{{- if gt (len .) 2 }}{{ $more = index . 2 }}{{ end -}}
+{{- $values := index . 0 }}{{ $user := index . 1 }}{{ $placement := dict }}
+{{- if gt (len .) 2 }}{{ $placement = index . 2 }}{{ end -}}
 securityContext: {runAsUser: {{ $user }}, runAsGroup: {{ $user }}, fsGroup: {{ $user }}, fsGroupChangePolicy: OnRootMismatch, runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}
-{{- with merge dict ($more.nodeSelector | default dict) $values.pods.nodeSelector }}
+{{- with merge dict ($placement.nodeSelector | default dict) $values.pods.nodeSelector }}
 nodeSelector: {{ toJson . }}
 {{- end }}
-{{- with concat $values.pods.tolerations ($more.tolerations | default list) }}
+{{- with concat $values.pods.tolerations ($placement.tolerations | default list) }}
 tolerations: {{ toJson . }}
 {{- end }}
 {{- with $values.pods.imagePullSecrets }}
-imagePullSecrets: [{{ range $at, $name := . }}{{ if $at }}, {{ end }}{name: {{ $name }}}{{ end }}]
+imagePullSecrets: [{{ range $index, $name := . }}{{ if $index }}, {{ end }}{name: {{ $name }}}{{ end }}]
 {{- end }}
 {{- end }}
 
@@ -26,12 +27,12 @@ storageClassName: {{ . | quote }}
 resources: {requests: {storage: {{ .size }}}}
 {{- end }}
 
-{{- define "moothall.token" -}}
+{{- define "moothall.rayToken" -}}
 - {name: RAY_AUTH_MODE, value: token}
 - {name: RAY_AUTH_TOKEN, valueFrom: {secretKeyRef: {name: hosts, key: auth_token}}}
 {{- end }}
 
-{{- /* Who may ask Neo4j and vLLM. */}}
+{{- /* The pods that may connect to Neo4j and vLLM. */}}
 {{- define "moothall.clients" -}}
 - podSelector: {matchLabels: {app.kubernetes.io/name: moothall}}
 {{- if .Values.hosts.enabled }}
@@ -39,23 +40,25 @@ resources: {requests: {storage: {{ .size }}}}
 {{- end }}
 {{- end }}
 
-{{- /* A number as it was written: those of a file are floats in Helm, of which large ones would read 5e+10. */}}
+{{- /* A value as text. Helm reads numbers in files as floats, and would write large ones as 5e+10. */}}
 {{- define "moothall.text" -}}
 {{- if kindIs "float64" . -}}
 {{- if eq (floor .) . }}{{ printf "%.0f" . }}{{ else }}{{ . }}{{ end -}}
 {{- else }}{{ . }}{{ end -}}
 {{- end }}
 
-{{- /* The services' settings, as texts; what a user says goes before what follows from the other values, 0 and false too. */}}
+{{- /* The settings of the services, as strings. `settings` overrides derived settings, also with 0
+and false. */}}
 {{- define "moothall.settings" -}}
-{{- $settings := include "moothall.following" . | fromYaml }}
+{{- $settings := include "moothall.derivedSettings" . | fromYaml }}
 {{- range $name, $value := .Values.settings }}
 {{- $_ := set $settings $name (include "moothall.text" $value) }}
 {{- end }}
 {{- toJson $settings }}
 {{- end }}
 
-{{- define "moothall.following" -}}
+{{- /* The settings that follow from the other values. */}}
+{{- define "moothall.derivedSettings" -}}
 MOOTHALL_DATA_DIR: /data/moothall
 MOOTHALL_BUS__URL: nats://nats.{{ .Release.Namespace }}:4222
 MOOTHALL_BUS__REPLICAS: {{ .Values.nats.replicas | quote }}

@@ -1,4 +1,4 @@
-// A reporter of jest: a line a case.
+// A Jest reporter that writes a line for each case.
 "use strict";
 const lines = require("./moothall_lines.cjs");
 const RESULTS = { passed: "passed", failed: "failed" };
@@ -15,13 +15,15 @@ module.exports = class {
   }
   onTestResult(test, result) {
     const file = result.testFilePath || test.path;
-    const counted = lines.counted();
+    const numbered = lines.numbered();
     for (const item of result.testResults) {
-      const id = counted(lines.id(file, [...item.ancestorTitles, item.title]));
-      this.cases.report(id, RESULTS[item.status] || "skipped", item.duration, (item.failureMessages || []).join("\n"));
+      const id = numbered(lines.id(file, [...item.ancestorTitles, item.title]));
+      const detail = (item.failureMessages || []).join("\n");
+      this.cases.report(id, RESULTS[item.status] || "skipped", item.duration, detail);
     }
     const broken = result.testExecError || (result.failureMessage && !result.testResults.length);
-    if (broken) this.cases.report(lines.file(file), "errored", 0, result.failureMessage || String(broken));
-    else this.cases.done(lines.file(file));
+    if (broken) {
+      this.cases.report(lines.file(file), "errored", 0, result.failureMessage || String(broken));
+    } else this.cases.done(lines.file(file));
   }
 };

@@ -1,29 +1,36 @@
-// A reporter of mocha: what `spec` shows, and a line a case.
+// A Mocha reporter: prints the output of `spec`, and writes a line for each case.
 "use strict";
 const path = require("path");
 const lines = require("./moothall_lines.cjs");
-const base = Object.keys(require.cache).find((name) => /[\\/]mocha[\\/]lib[\\/]reporters[\\/]base\.js$/.test(name));
+const basePath = /[\\/]mocha[\\/]lib[\\/]reporters[\\/]base\.js$/;
+const base = Object.keys(require.cache).find((name) => basePath.test(name));
 const spec = require(base.replace(/base\.js$/, "spec.js"));
-const Spec = spec.Spec || spec; // from mocha 12 on it is one of several exports
+const Spec = spec.Spec || spec; // since Mocha 12, it is one of several exports
 
 module.exports = class extends Spec {
   constructor(runner, options) {
     super(runner, options);
     const cases = lines.open("mocha");
-    const counted = lines.counted();
+    const numbered = lines.numbered();
     const ids = new WeakMap();
     const id = (test) => {
-      if (!ids.has(test)) ids.set(test, counted(lines.id(test.file, test.titlePath ? test.titlePath() : [test.fullTitle()])));
+      if (!ids.has(test)) {
+        const titles = test.titlePath ? test.titlePath() : [test.fullTitle()];
+        ids.set(test, numbered(lines.id(test.file, titles)));
+      }
       return ids.get(test);
     };
-    // Mocha's paths are relative to the folder that it runs in, which may be one of several
-    // packages.
+    // Mocha prints paths relative to its working directory, which may be one of several packages.
     const frame = /^(\s+at (?:.*\()?)([^\s()/:][^()\n:]*)(?=:\d+:\d+\)?$)/gm;
-    const whole = (text) => String(text).replace(frame, (_, at, file) => at + path.resolve(file));
-    const detail = (error) => whole((error && (error.stack || error.message)) || error);
+    const resolvePaths = (text) =>
+      String(text).replace(frame, (_, prefix, file) => prefix + path.resolve(file));
+    const detailOf = (error) => resolvePaths((error && (error.stack || error.message)) || error);
     runner.on("test", (test) => cases.start(id(test)));
     runner.on("pass", (test) => cases.report(id(test), "passed", test.duration));
     runner.on("pending", (test) => cases.report(id(test), "skipped", 0));
-    runner.on("fail", (test, error) => cases.report(id(test), test.type === "hook" ? "errored" : "failed", test.duration, detail(error)));
+    runner.on("fail", (test, error) => {
+      const result = test.type === "hook" ? "errored" : "failed";
+      cases.report(id(test), result, test.duration, detailOf(error));
+    });
   }
 };

@@ -1,4 +1,4 @@
-// A reporter of vitest: a line a case.
+// A Vitest reporter that writes a line for each case.
 import lines from "./moothall_lines.cjs";
 
 const RESULTS = { pass: "passed", passed: "passed", fail: "failed", failed: "failed" };
@@ -14,13 +14,13 @@ export default class {
     this.cases.beat();
   }
 
-  // Until version 3.
+  // Called before version 3.
   onFinished(files = []) {
-    if (this.done) return;
+    if (this.isDone) return;
     for (const file of files) {
-      const detail = errors(file.result?.errors);
-      const counted = lines.counted();
-      for (const task of file.tasks || []) this.walk(file, task, [], counted);
+      const detail = errorText(file.result?.errors);
+      const numbered = lines.numbered();
+      for (const task of file.tasks || []) this.walk(file, task, [], numbered);
       this.end(file.filepath, file.result?.state === "fail" && !(file.tasks || []).length, detail);
     }
   }
@@ -30,34 +30,43 @@ export default class {
     else this.cases.done(lines.file(file));
   }
 
-  walk(file, task, above, counted) {
-    const titles = [...above, task.name];
-    if (task.tasks) for (const inner of task.tasks) this.walk(file, inner, titles, counted);
-    else this.cases.report(counted(lines.id(file.filepath, titles)), RESULTS[task.result?.state] || "skipped", task.result?.duration, errors(task.result?.errors));
+  walk(file, task, parentTitles, numbered) {
+    const titles = [...parentTitles, task.name];
+    if (task.tasks) {
+      for (const child of task.tasks) this.walk(file, child, titles, numbered);
+      return;
+    }
+    const id = numbered(lines.id(file.filepath, titles));
+    const result = RESULTS[task.result?.state] || "skipped";
+    this.cases.report(id, result, task.result?.duration, errorText(task.result?.errors));
   }
 
-  // Since version 3.
+  // Called since version 3.
   onTestModuleStart(module) {
     this.cases.start(lines.file(module.moduleId));
   }
 
   onTestRunEnd(modules = []) {
-    this.done = true;
+    this.isDone = true;
     for (const module of modules) {
       const file = module.moduleId;
-      const counted = lines.counted();
+      const numbered = lines.numbered();
       for (const test of module.children.allTests()) {
         const titles = [test.name];
-        for (let above = test.parent; above && above.type === "suite"; above = above.parent) titles.unshift(above.name);
+        for (let parent = test.parent; parent?.type === "suite"; parent = parent.parent) {
+          titles.unshift(parent.name);
+        }
         const result = test.result() || {};
-        this.cases.report(counted(lines.id(file, titles)), RESULTS[result.state] || "skipped", test.diagnostic()?.duration, errors(result.errors));
+        const id = numbered(lines.id(file, titles));
+        const state = RESULTS[result.state] || "skipped";
+        this.cases.report(id, state, test.diagnostic()?.duration, errorText(result.errors));
       }
-      const broken = errors(module.errors());
-      this.end(file, broken, broken);
+      const detail = errorText(module.errors());
+      this.end(file, detail, detail);
     }
   }
 }
 
-function errors(found = []) {
-  return (found || []).map((error) => error.stack || error.message || String(error)).join("\n");
+function errorText(errors = []) {
+  return (errors || []).map((error) => error.stack || error.message || String(error)).join("\n");
 }

@@ -1,6 +1,8 @@
 "use strict";
-// The board: cards that changed are fetched and put into their columns, older cards of a column are fetched when it is scrolled to its end, and
-// cards can be dragged. It uses functions of page.js, which is loaded before. Without it, the links and buttons of the board do the same.
+// The board: fetches changed cards and puts them into their columns, fetches older cards of a
+// column when it is scrolled to its end, and lets the user drag cards. It uses functions of page.js,
+// which is loaded first. Without this script, the links and buttons of the board have the same
+// effect.
 let draggedCard = null;
 const board = document.getElementById("board");
 
@@ -18,11 +20,12 @@ function refreshHead(next) {
   else replacePart(document.importNode(next, true), head);
 }
 
-// A card that did not change stays where it is; the others are the newest of their column.
+// Inserts a card at the top of its column. A card without a later event keeps its position.
 function placeCard(fresh, list) {
   const current = document.getElementById(fresh.id);
   const next = document.importNode(fresh, true);
-  if (current?.dataset.seq === fresh.dataset.seq && list.contains(current)) return replacePart(next, current);
+  const isUnchanged = current?.dataset.seq === fresh.dataset.seq && list.contains(current);
+  if (isUnchanged) return replacePart(next, current);
   if (current) replacePart(next, current);
   list.prepend(next);
 }
@@ -31,18 +34,21 @@ refresh = async () => {
   const fresh = await fetchPage(fragmentUrl("after", main.dataset.seq));
   const head = fresh?.getElementById("board-head");
   if (!head || draggedCard) return; // the end of a drag renews the board
-  for (const id of head.dataset.changed.split(" ")) if (id && !fresh.getElementById(`card-${id}`)) document.getElementById(`card-${id}`)?.remove();
+  for (const id of head.dataset.changed.split(" ")) {
+    if (id && !fresh.getElementById(`card-${id}`)) document.getElementById(`card-${id}`)?.remove();
+  }
   for (const column of fresh.querySelectorAll("[data-state]")) {
     const current = document.getElementById(column.id);
     if (!current) continue;
     current.querySelector(".count").textContent = column.querySelector(".count").textContent;
     current.classList.toggle("bare", column.classList.contains("bare"));
-    for (const card of [...column.querySelectorAll(".cards > li")].reverse()) placeCard(card, current.querySelector(".cards"));
+    const cards = [...column.querySelectorAll(".cards > li")].reverse();
+    for (const card of cards) placeCard(card, current.querySelector(".cards"));
   }
   refreshHead(head);
 };
 
-// Puts the next cards of a column in the place of its link to them.
+// Replaces the link to further cards of a column with these cards.
 async function loadMore(link) {
   const more = link.parentElement;
   if (more.ariaBusy) return;
@@ -52,11 +58,13 @@ async function loadMore(link) {
     const fresh = (await fetchPage(link.href.replace("/?", "/cards?")))?.getElementById(column.id);
     if (!fresh) return;
     const hadFocus = link === document.activeElement;
-    const cards = [...fresh.querySelectorAll(".cards > li")].filter((card) => !document.getElementById(card.id)).map((card) => document.importNode(card, true));
+    const cards = [...fresh.querySelectorAll(".cards > li")]
+      .filter((card) => !document.getElementById(card.id))
+      .map((card) => document.importNode(card, true));
     for (const card of cards) showTimes(card);
     column.querySelector(".cards").append(...cards);
     const next = fresh.querySelector(".more");
-    if (next) more.replaceWith(watchEnd(document.importNode(next, true)));
+    if (next) more.replaceWith(observeEnd(document.importNode(next, true)));
     else more.remove();
     if (hadFocus) cards[0]?.querySelector("a").focus();
   } catch {
@@ -66,14 +74,17 @@ async function loadMore(link) {
   }
 }
 
-const ends = new IntersectionObserver((entries) => {
-  for (const entry of entries) if (entry.isIntersecting && entry.target.closest(".scroll").scrollTop > 0) loadMore(entry.target.querySelector("a"));
+const endObserver = new IntersectionObserver((entries) => {
+  for (const { isIntersecting, target } of entries) {
+    const isScrolled = isIntersecting && target.closest(".scroll").scrollTop > 0;
+    if (isScrolled) loadMore(target.querySelector("a"));
+  }
 });
-function watchEnd(more) {
-  ends.observe(more);
+function observeEnd(more) {
+  endObserver.observe(more);
   return more;
 }
-for (const more of board.querySelectorAll(".more")) watchEnd(more);
+for (const more of board.querySelectorAll(".more")) observeEnd(more);
 board.addEventListener("click", (event) => {
   const link = event.target.closest?.(".more a");
   if (!link || event.ctrlKey || event.metaKey) return;
@@ -85,13 +96,16 @@ function moveButton(column) {
   return draggedCard && column && draggedCard.querySelector(`[data-to="${column.dataset.state}"]`);
 }
 
-// The buttons from the server define where a card may go; the server checks the move again.
+// Moves a card with one of its buttons, which define the allowed moves. The server checks the move
+// again.
 async function move(button) {
   showMessage("");
   setBusy(true);
   try {
-    const { ok, page } = await send(button.form, "event", button.value, button.getAttribute("formaction"));
-    if (!ok) showMessage(page.querySelector("main [role=alert]")?.textContent ?? "The story was not moved.");
+    const url = button.getAttribute("formaction");
+    const { ok, page } = await send(button.form, "event", button.value, url);
+    const error = page.querySelector("main [role=alert]");
+    if (!ok) showMessage(error?.textContent ?? "The story was not moved.");
     await renew();
   } catch {
     setConnected(false);
@@ -103,7 +117,9 @@ async function move(button) {
 function endDrag() {
   draggedCard?.classList.remove("lifted");
   draggedCard = null;
-  for (const column of document.querySelectorAll("[data-state]")) column.classList.remove("way", "shut", "over");
+  for (const column of document.querySelectorAll("[data-state]")) {
+    column.classList.remove("way", "shut", "over");
+  }
 }
 
 document.addEventListener("dragstart", (event) => {
@@ -119,7 +135,9 @@ document.addEventListener("dragstart", (event) => {
 });
 document.addEventListener("dragover", (event) => {
   const column = event.target.closest?.("[data-state]");
-  for (const other of document.querySelectorAll(".over")) if (other !== column) other.classList.remove("over");
+  for (const other of document.querySelectorAll(".over")) {
+    if (other !== column) other.classList.remove("over");
+  }
   if (!draggedCard || !column) return;
   event.preventDefault();
   if (moveButton(column)) column.classList.add("over");
@@ -132,11 +150,15 @@ document.addEventListener("drop", (event) => {
   const from = draggedCard.closest("[data-state]").dataset.state;
   endDrag();
   if (!button) {
-    if (from !== column.dataset.state) showMessage(`You cannot move a story from ${from} to ${column.dataset.state}.`);
+    const to = column.dataset.state;
+    if (from !== to) showMessage(`You cannot move a story from ${from} to ${to}.`);
     return;
   }
   if (button.disabled) showMessage(`The story cannot be moved: ${button.dataset.why}`);
   else move(button);
 });
-document.addEventListener("dragend", () => { endDrag(); renew().catch(() => setConnected(false)); });
+document.addEventListener("dragend", () => {
+  endDrag();
+  renewOrDisconnect();
+});
 

@@ -1,4 +1,4 @@
-// The neighbours of a node in the graph are fetched when they are opened for the first time.
+// Fetches the neighbours of a node in the graph when their list is opened for the first time.
 document.addEventListener("toggle", async (event) => {
   const list = event.target;
   if (!list.open || !list.dataset.expand || list.dataset.fetched !== undefined) return;

@@ -1,13 +1,14 @@
 "use strict";
-// Keeps the page up to date: after a change on the board or in a council, and regularly while a council runs, it fetches the page again and
-// replaces the parts marked data-live; board.js does so for cards. It also scores drafts while they are written, and keeps input while offline.
-// It also keeps a draft of what is typed, so that a restart or the end of a session loses nothing.
-// The page works without this script: it then stays as loaded, and cards are moved by their buttons.
+// Keeps the page up to date: after a change on the board or in a council, and regularly while a
+// council runs, it fetches the page again and replaces the parts marked data-live; board.js does so
+// for cards. It also scores drafts of stories while the user writes them, keeps input while the
+// server is unavailable, and stores drafts of forms, so that a restart or the end of a session
+// loses no input. Without this script the page is not updated, and cards are moved by their buttons.
 const main = document.querySelector("main");
 const pollMilliseconds = 3000;
 const focusable = "a, button, summary, input, textarea, select, [tabindex]";
 const partialReplyMilliseconds = 10000;
-const spreadMilliseconds = 300; // clients notified at the same moment do not all reload at the same moment
+const jitterMilliseconds = 300; // spreads the requests of clients that are notified simultaneously
 let renewalTimer = 0;
 let renewedAt = Date.now();
 let changeStream = null;
@@ -15,52 +16,65 @@ let textStream = null;
 let renewing = false;
 let renewAgain = false;
 let isConnected = true;
-const shownParts = new WeakMap(); // the HTML of live parts as the server sent it, before the script changed times in it
-for (const part of document.querySelectorAll("[data-live]")) shownParts.set(part, part.innerHTML);
+const servedHtml = new WeakMap(); // the HTML of live parts before the script changed times in them
+for (const part of document.querySelectorAll("[data-live]")) servedHtml.set(part, part.innerHTML);
 
-// What is typed is kept for each tab, user, page and form, until the server has redirected after the form was sent.
-const drafts = "moothall:draft:";
+// Drafts are stored for each tab, user, page and form, until the form was sent and the server
+// responded with a redirect.
+const draftPrefix = "moothall:draft:";
 const sentDraft = "moothall:sent";
 const isSignedIn = main.dataset.signedIn !== undefined;
 function draftName(form) {
-  return `${drafts}${main.dataset.signedIn}:${location.pathname}${location.search}:${form.getAttribute("action")}`;
+  const url = `${location.pathname}${location.search}`;
+  return `${draftPrefix}${main.dataset.signedIn}:${url}:${form.getAttribute("action")}`;
 }
 
-function typedFields(form) {
-  return [...form.querySelectorAll("input:not([type=hidden]):not([type=password]):not([type=checkbox]), textarea, select")].filter((field) => field.name);
+function draftFields(form) {
+  const inputs = "input:not([type=hidden]):not([type=password]):not([type=checkbox])";
+  const fields = [...form.querySelectorAll(`${inputs}, textarea, select`)];
+  return fields.filter((field) => field.name);
 }
 
 // The value that the server sent.
 function servedValue(field) {
   if (field.tagName !== "SELECT") return field.defaultValue;
-  return ([...field.options].find((option) => option.defaultSelected) ?? field.options[0])?.value ?? "";
+  const selected = [...field.options].find((option) => option.defaultSelected);
+  return (selected ?? field.options[0])?.value ?? "";
 }
 
-function draftedForms() {
-  return isSignedIn ? [...main.querySelectorAll("form[method=post]")].filter((form) => typedFields(form).length) : [];
+function formsWithDrafts() {
+  if (!isSignedIn) return [];
+  const forms = [...main.querySelectorAll("form[method=post]")];
+  return forms.filter((form) => draftFields(form).length);
 }
 
-function keepDraft(form) {
-  const changed = typedFields(form).filter((field) => field.value !== servedValue(field));
-  sessionStorage.setItem(draftName(form), JSON.stringify(changed.map((field) => [field.name, field.value, servedValue(field)])));
+function storeDraft(form) {
+  const changed = draftFields(form).filter((field) => field.value !== servedValue(field));
+  const draft = changed.map((field) => [field.name, field.value, servedValue(field)]);
+  sessionStorage.setItem(draftName(form), JSON.stringify(draft));
 }
 
-// A field is restored only if the server still sends the value that was changed, so that nothing newer is overwritten.
+// Restores a field only if the server still sends the value that the user changed, so that no newer
+// value is overwritten.
 function restoreDrafts() {
   const sent = sessionStorage.getItem(sentDraft);
   const wasRedirected = performance.getEntriesByType("navigation")[0]?.redirectCount > 0;
   sessionStorage.removeItem(sentDraft);
-  if (isSignedIn && sent && wasRedirected && main.dataset.failed === undefined) sessionStorage.removeItem(sent);
-  for (const form of draftedForms()) {
-    for (const [name, value, served] of JSON.parse(sessionStorage.getItem(draftName(form)) ?? "[]")) {
-      const field = typedFields(form).find((other) => other.name === name);
+  const wasAccepted = wasRedirected && main.dataset.failed === undefined;
+  if (isSignedIn && sent && wasAccepted) sessionStorage.removeItem(sent);
+  for (const form of formsWithDrafts()) {
+    const draft = JSON.parse(sessionStorage.getItem(draftName(form)) ?? "[]");
+    for (const [name, value, served] of draft) {
+      const field = draftFields(form).find((other) => other.name === name);
       if (field && servedValue(field) === served) field.value = value;
     }
   }
 }
 
-function forgetDrafts() {
-  for (const name of Object.keys(sessionStorage)) if (name.startsWith(drafts)) sessionStorage.removeItem(name);
+function deleteDrafts() {
+  for (const name of Object.keys(sessionStorage)) {
+    if (name.startsWith(draftPrefix)) sessionStorage.removeItem(name);
+  }
 }
 
 function showTimes(root) {
@@ -69,14 +83,16 @@ function showTimes(root) {
     if (Number.isNaN(moment.getTime())) continue;
     const full = moment.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
     time.title = full;
-    time.textContent = time.classList.contains("ago") ? ageOf(moment) : full;
+    time.textContent = time.classList.contains("ago") ? relativeTime(moment) : full;
   }
 }
 
-function ageOf(moment) {
+function relativeTime(moment) {
   const seconds = (Date.now() - moment.getTime()) / 1000;
-  const [unit, size] = [["day", 86400], ["hour", 3600], ["minute", 60]].find(([, size]) => seconds >= size) ?? ["minute", 60];
-  return new Intl.RelativeTimeFormat(undefined, { numeric: "auto", style: "narrow" }).format(-Math.floor(seconds / size), unit);
+  const units = [["day", 86400], ["hour", 3600], ["minute", 60]];
+  const [unit, size] = units.find(([, size]) => seconds >= size) ?? ["minute", 60];
+  const format = new Intl.RelativeTimeFormat(undefined, { numeric: "auto", style: "narrow" });
+  return format.format(-Math.floor(seconds / size), unit);
 }
 
 function addCopyButtons(root) {
@@ -87,7 +103,8 @@ function addCopyButtons(root) {
     button.className = "quiet copy";
     const show = (icon, name) => {
       const sprite = document.querySelector(".views use").getAttribute("href").split("#")[0];
-      button.innerHTML = `<svg class="icon" aria-hidden="true"><use href="${sprite}#${icon}"/></svg>`;
+      const use = `<use href="${sprite}#${icon}"/>`;
+      button.innerHTML = `<svg class="icon" aria-hidden="true">${use}</svg>`;
       button.title = name;
       button.setAttribute("aria-label", name);
     };
@@ -101,29 +118,32 @@ function addCopyButtons(root) {
   }
 }
 
-// A step of the timeline is in closed lists; they open for a link to it.
+// A step of the timeline is in closed lists. Open them when a link to the step is clicked.
 document.addEventListener("click", (event) => {
   const link = event.target.closest?.(".timeline a");
   const step = link && document.getElementById(link.getAttribute("href").slice(1));
   if (!step) return;
-  for (let part = step.firstElementChild; part; part = part.parentElement) if (part.tagName === "DETAILS") part.open = true;
+  for (let part = step.firstElementChild; part; part = part.parentElement) {
+    if (part.tagName === "DETAILS") part.open = true;
+  }
   event.preventDefault();
   step.scrollIntoView({ block: "center" });
   step.querySelector("summary").focus({ preventScroll: true });
 });
 
-// Lines of a file that are not loaded yet are fetched when their link is seen or clicked, and take its place.
-const unloaded = new IntersectionObserver((entries) => {
+// A link to further lines of a file is replaced with these lines when it becomes visible or is
+// clicked.
+const unloadedObserver = new IntersectionObserver((entries) => {
   for (const entry of entries) if (entry.isIntersecting) loadLines(entry.target);
 }, { rootMargin: "400px" });
 function watchUnloaded(root) {
-  for (const link of root.querySelectorAll("a[data-part]")) unloaded.observe(link);
+  for (const link of root.querySelectorAll("a[data-part]")) unloadedObserver.observe(link);
 }
 
 async function loadLines(link) {
   if (link.ariaBusy) return;
   link.ariaBusy = "true";
-  unloaded.unobserve(link);
+  unloadedObserver.unobserve(link);
   try {
     const fresh = await fetchPage(link.dataset.part);
     if (!fresh) return location.assign(link.href);
@@ -145,10 +165,11 @@ document.addEventListener("click", (event) => {
   loadLines(link);
 });
 
-// Opened lists stay open when the reader comes back to the page.
+// Open lists stay open when the user returns to the page.
 const openLists = `moothall:open:${location.pathname}`;
-function keepOpenLists() {
-  const names = [...document.querySelectorAll("details[data-keep][open]")].map((details) => details.dataset.keep);
+function storeOpenLists() {
+  const lists = [...document.querySelectorAll("details[data-keep][open]")];
+  const names = lists.map((details) => details.dataset.keep);
   sessionStorage.setItem(openLists, JSON.stringify(names));
 }
 function restoreOpenLists() {
@@ -159,17 +180,22 @@ function restoreOpenLists() {
 }
 
 function editedFields(part) {
-  const fields = [...part.querySelectorAll("input:not([type=hidden]):not([type=checkbox]), textarea, select")];
-  return fields.filter((field) => field === document.activeElement || field.value !== servedValue(field));
+  const inputs = "input:not([type=hidden]):not([type=checkbox])";
+  const fields = [...part.querySelectorAll(`${inputs}, textarea, select`)];
+  return fields.filter((field) =>
+    field === document.activeElement || field.value !== servedValue(field));
 }
 
-// Fields that are being edited, open details and keyboard focus are kept. A part whose new version lacks such a field stays as it is.
+// Replaces a part, but keeps fields that are being edited, open details and keyboard focus. If the
+// new version lacks such a field, the part is not replaced.
 function replacePart(next, part) {
-  const kept = editedFields(part).map((field) => [field, field.id && next.querySelector(`#${CSS.escape(field.id)}`)]);
-  if (kept.some(([, place]) => !place)) return;
+  const newField = ({ id }) => id && next.querySelector(`#${CSS.escape(id)}`);
+  const kept = editedFields(part).map((field) => [field, newField(field)]);
+  if (kept.some(([, replaced]) => !replaced)) return;
   const active = part.contains(document.activeElement) ? document.activeElement : null;
-  const at = [...part.querySelectorAll(focusable)].indexOf(active);
-  const selection = kept.some(([field]) => field === active) && [active.selectionStart, active.selectionEnd];
+  const focusIndex = [...part.querySelectorAll(focusable)].indexOf(active);
+  const isActiveKept = kept.some(([field]) => field === active);
+  const selection = isActiveKept && [active.selectionStart, active.selectionEnd];
   for (const details of next.querySelectorAll("[data-keep]")) {
     const current = part.querySelector(`[data-keep="${CSS.escape(details.dataset.keep)}"]`);
     if (current) details.open = current.open;
@@ -177,20 +203,25 @@ function replacePart(next, part) {
   showTimes(next);
   addCopyButtons(next);
   watchUnloaded(next);
-  for (const [field, place] of kept) place.replaceWith(field);
+  for (const [field, replaced] of kept) replaced.replaceWith(field);
   part.replaceWith(next);
   if (selection) {
     active.focus({ preventScroll: true });
     if (selection[0] !== null) active.setSelectionRange(...selection);
-  } else if (at >= 0) next.querySelectorAll(focusable)[at]?.focus({ preventScroll: true });
+  } else if (focusIndex >= 0) {
+    next.querySelectorAll(focusable)[focusIndex]?.focus({ preventScroll: true });
+  }
 }
 
-// Returns a page or a fragment of one, or null if there is none now.
+// Returns a page or a fragment of one, or null if the request failed.
 async function fetchPage(url) {
-  const answer = await fetch(url, { redirect: "manual" });
-  if (answer.type === "opaqueredirect") location.reload(); // the session has ended
-  if (answer.status === 429 || answer.status === 503) setTimeout(() => renew().catch(() => setConnected(false)), pollMilliseconds * (1 + Math.random()));
-  return answer.ok ? new DOMParser().parseFromString(await answer.text(), "text/html") : null;
+  const response = await fetch(url, { redirect: "manual" });
+  if (response.type === "opaqueredirect") location.reload(); // the session has ended
+  if (response.status === 429 || response.status === 503) {
+    setTimeout(renewOrDisconnect, pollMilliseconds * (1 + Math.random()));
+  }
+  if (!response.ok) return null;
+  return new DOMParser().parseFromString(await response.text(), "text/html");
 }
 
 // A page may replace this with a function that fetches less.
@@ -199,13 +230,14 @@ let refresh = refreshPage;
 async function refreshPage() {
   const fresh = await fetchPage(location.href);
   if (!fresh) return;
-  for (const name of ["every", "seq"]) main.dataset[name] = fresh.querySelector("main").dataset[name];
-  if (!(main.dataset.growing = fresh.querySelector("main").dataset.growing)) closeTextStream();
+  const { every, seq, growing } = fresh.querySelector("main").dataset;
+  Object.assign(main.dataset, { every, seq, growing });
+  if (!growing) closeTextStream();
   for (const part of document.querySelectorAll("[data-live]")) {
     const next = fresh.querySelector(`[data-live="${part.dataset.live}"]`);
-    if (next && next.innerHTML !== (shownParts.get(part) ?? part.innerHTML)) {
+    if (next && next.innerHTML !== (servedHtml.get(part) ?? part.innerHTML)) {
       const copy = document.importNode(next, true);
-      shownParts.set(copy, next.innerHTML);
+      servedHtml.set(copy, next.innerHTML);
       replacePart(copy, part);
     }
   }
@@ -226,12 +258,21 @@ async function renew() {
   }
 }
 
+function renewOrDisconnect() {
+  renew().catch(() => setConnected(false));
+}
+
 function scheduleRenewal() {
-  renewalTimer ||= setTimeout(() => { renewalTimer = 0; renew().catch(() => setConnected(false)); }, Math.random() * spreadMilliseconds);
+  renewalTimer ||= setTimeout(() => {
+    renewalTimer = 0;
+    renewOrDisconnect();
+  }, Math.random() * jitterMilliseconds);
 }
 
 function setConnected(connected) {
-  if (isConnected && !connected) document.getElementById("since").textContent = new Date().toLocaleTimeString();
+  if (isConnected && !connected) {
+    document.getElementById("since").textContent = new Date().toLocaleTimeString();
+  }
   isConnected = connected;
   document.getElementById("offline").hidden = connected;
   document.body.classList.toggle("away", !connected);
@@ -243,22 +284,27 @@ function showMessage(text) {
   notice.textContent = text;
 }
 
-function setBusy(is) {
-  document.body.classList.toggle("busy", is);
+function setBusy(busy) {
+  document.body.classList.toggle("busy", busy);
 }
 
-// Sends a form like its button, and returns the resulting page. A redirect is a success, and is not followed.
-async function send(form, name, value, to = form.getAttribute("action")) {
-  const fields = new URLSearchParams(new FormData(form));
-  fields.set(name, value);
-  const answer = await fetch(to, { method: "POST", body: fields, redirect: "manual" });
-  return { ok: answer.ok || answer.type === "opaqueredirect", page: new DOMParser().parseFromString(await answer.text(), "text/html") };
+// Sends a form as its button does, and returns the resulting page. A redirect counts as success and
+// is not followed.
+async function send(form, name, value, url = form.getAttribute("action")) {
+  const body = new URLSearchParams(new FormData(form));
+  body.set(name, value);
+  const response = await fetch(url, { method: "POST", body, redirect: "manual" });
+  const ok = response.ok || response.type === "opaqueredirect";
+  return { ok, page: new DOMParser().parseFromString(await response.text(), "text/html") };
 }
 
-// A form is sent only once, and only while the server answers, so that no input is lost.
+// Send a form only once, and only while the server is available, so that no input is lost.
 document.addEventListener("submit", (event) => {
   if (isConnected && !document.body.classList.contains("busy")) {
-    if (draftedForms().includes(event.target)) { keepDraft(event.target); sessionStorage.setItem(sentDraft, draftName(event.target)); }
+    if (formsWithDrafts().includes(event.target)) {
+      storeDraft(event.target);
+      sessionStorage.setItem(sentDraft, draftName(event.target));
+    }
     setBusy(true);
     return;
   }
@@ -266,23 +312,27 @@ document.addEventListener("submit", (event) => {
   if (!isConnected) document.getElementById("offline").focus();
 });
 addEventListener("pageshow", () => setBusy(false)); // also for a page from the browser's cache
-document.querySelector("form[action='/sign-out']")?.addEventListener("submit", forgetDrafts);
-document.addEventListener("input", (event) => { if (draftedForms().includes(event.target.form)) keepDraft(event.target.form); });
-addEventListener("pagehide", keepOpenLists);
+document.querySelector("form[action='/sign-out']")?.addEventListener("submit", deleteDrafts);
+document.addEventListener("input", (event) => {
+  if (formsWithDrafts().includes(event.target.form)) storeDraft(event.target.form);
+});
+addEventListener("pagehide", storeOpenLists);
 addEventListener("offline", () => setConnected(false));
-document.getElementById("retry").addEventListener("click", () => { refresh().then(() => setConnected(true), () => setConnected(false)); });
+document.getElementById("retry").addEventListener("click", () => {
+  refresh().then(() => setConnected(true), () => setConnected(false));
+});
 
-// Score the draft a moment after the last input.
+// Score a draft shortly after the last input.
 for (const form of document.querySelectorAll("[data-scores]")) {
-  const place = document.getElementById(form.dataset.scores);
-  let pause = 0;
+  const score = document.getElementById(form.dataset.scores);
+  let timer = 0;
   form.addEventListener("input", () => {
-    clearTimeout(pause);
-    pause = setTimeout(async () => {
+    clearTimeout(timer);
+    timer = setTimeout(async () => {
       try {
         const { ok, page } = await send(form, "do", "score");
         const fresh = page.getElementById(form.dataset.scores);
-        if (ok && fresh) place.replaceChildren(...document.importNode(fresh, true).children);
+        if (ok && fresh) score.replaceChildren(...document.importNode(fresh, true).children);
       } catch {
         setConnected(false);
       }
@@ -290,13 +340,15 @@ for (const form of document.querySelectorAll("[data-scores]")) {
   });
 }
 
-// The server sends what changed after the last event that the page shows. Pages without such an event are fetched again if the stream broke off.
-function openChangeStream(isAgain = false) {
-  changeStream = new EventSource(main.dataset.seq ? `${main.dataset.changes}?after=${main.dataset.seq}` : main.dataset.changes);
+// Follows the changes after the last event that the page shows. A page without such an event is
+// fetched again when the stream reconnects.
+function openChangeStream(isReconnect = false) {
+  const { changes, seq } = main.dataset;
+  changeStream = new EventSource(seq ? `${changes}?after=${seq}` : changes);
   changeStream.onopen = () => {
     setConnected(true);
-    if (isAgain && !main.dataset.seq) scheduleRenewal();
-    isAgain = true;
+    if (isReconnect && !main.dataset.seq) scheduleRenewal();
+    isReconnect = true;
   };
   changeStream.onmessage = ({ lastEventId, data }) => {
     const isShown = main.dataset.seq && Number(lastEventId) <= Number(main.dataset.seq);
@@ -312,19 +364,20 @@ function openChangeStream(isAgain = false) {
   };
 }
 
-// A partial reply is shown as plain text, and hidden when it stops growing.
+// Shows a partial reply as plain text, and hides it when it stops growing.
 function showPartialReply({ seat, text }) {
   for (const part of document.querySelectorAll("[data-grows]")) {
     if (part.dataset.grows !== seat) continue;
-    clearTimeout(part.silent);
-    part.silent = setTimeout(() => { part.hidden = true; }, partialReplyMilliseconds);
+    clearTimeout(part.hideTimer);
+    part.hideTimer = setTimeout(() => { part.hidden = true; }, partialReplyMilliseconds);
     part.hidden = !text;
     part.lastElementChild.textContent = text;
     part.lastElementChild.scrollTop = part.lastElementChild.scrollHeight;
   }
 }
 
-// How many stories need the user is part of the title. It is kept for the next page, whose stream may come later.
+// The title contains the number of stories that need the user. The number is stored for the next
+// page, whose stream may open later.
 const pageTitle = document.title;
 const neededCount = `moothall:needed:${main.dataset.signedIn}`;
 function showNeeded(count) {
@@ -337,11 +390,13 @@ function showNeeded(count) {
   badge.title = `${count} need you`;
 }
 
-// Notifications are optional. One tab shows them: while it is hidden, it goes on following the changes.
+// Notifications are optional. One tab shows them. While it is hidden, it continues to follow the
+// changes.
 const notifications = "moothall:notify";
 let isNotifying = false;
 function mayNotify() {
-  return isSignedIn && window.Notification?.permission === "granted" && localStorage.getItem(notifications) === "on";
+  const isAllowed = window.Notification?.permission === "granted";
+  return isSignedIn && isAllowed && localStorage.getItem(notifications) === "on";
 }
 
 function notify(count) {
@@ -351,9 +406,13 @@ function notify(count) {
   shown.onclick = () => { window.focus(); location.assign("/?show=needs-you"); };
 }
 
-// The lock is held until the tab is closed; then another tab gets it.
-function takeNotifications() {
-  if (mayNotify() && !isNotifying) navigator.locks?.request(notifications, () => { isNotifying = true; return new Promise(() => {}); });
+// Requests the lock for notifications, which this tab then holds until it is closed.
+function requestNotifications() {
+  if (!mayNotify() || isNotifying) return;
+  navigator.locks?.request(notifications, () => {
+    isNotifying = true;
+    return new Promise(() => {});
+  });
 }
 
 function openTextStream() {
@@ -373,27 +432,29 @@ restoreOpenLists();
 showTimes(document);
 addCopyButtons(document);
 watchUnloaded(document);
-// Browsers skip autofocus where the URL has a fragment, and go to the fragment after this script has run.
+// Browsers ignore autofocus if the URL has a fragment, and go to the fragment after this script.
 addEventListener("load", () => document.querySelector("[autofocus]")?.focus());
 
 function isFollowing() {
   return isSignedIn && (!document.hidden || isNotifying && mayNotify());
 }
 
-// Browsers allow few connections to one host, so only the visible page holds any, and the tab that shows notifications.
+// Browsers allow few connections to a host. Only visible pages and the tab that shows notifications
+// keep connections open.
 document.addEventListener("visibilitychange", () => {
   if (changeStream) changeStream.close();
   closeTextStream();
   if (isFollowing()) { openChangeStream(true); openTextStream(); }
 });
-// After a failed request, the next successful one shows that the server is back.
+// After a failed request, the first successful one shows that the server is available again.
 setInterval(() => {
   if (!isFollowing()) return;
+  const interval = 1000 * main.dataset.every;
   if (!isConnected) refresh().then(() => setConnected(true), () => {});
-  else if (Number(main.dataset.every) && Date.now() - renewedAt > 1000 * main.dataset.every - 500) renew().catch(() => setConnected(false));
+  else if (interval && Date.now() - renewedAt > interval - 500) renewOrDisconnect();
 }, 1000);
 if (isSignedIn) showNeeded(sessionStorage.getItem(neededCount) ?? "0");
-takeNotifications();
+requestNotifications();
 if (isFollowing()) { openChangeStream(); openTextStream(); }
 {% include "review.js" %}
 {% include "expand.js" %}

@@ -1,5 +1,6 @@
 "use strict";
-// Remembers in this tab which files of a diff were viewed, as long as their content stays the same. A viewed file is folded.
+// Remembers in this tab which files of a diff were viewed, until their content changes. Viewed
+// files are collapsed.
 {
   const key = (box) => `moothall:viewed:${location.pathname}:${box.dataset.viewed}`;
 
@@ -10,17 +11,19 @@
     if (input.checked) document.getElementById(box.dataset.file).open = false;
   }
 
-  function count() {
-    const place = document.getElementById("viewed-count");
-    const boxes = [...document.querySelectorAll(`[data-viewed][data-file^="file-1-"]`)]; // of the first candidate
-    if (!place || !boxes.length) return;
-    const text = `${boxes.filter((box) => box.querySelector("input").checked).length} of ${boxes.length} files viewed`;
-    if (place.textContent !== text) place.textContent = text;
+  // Shows how many files of the first candidate were viewed.
+  function showCount() {
+    const label = document.getElementById("viewed-count");
+    const boxes = [...document.querySelectorAll(`[data-viewed][data-file^="file-1-"]`)];
+    if (!label || !boxes.length) return;
+    const viewed = boxes.filter((box) => box.querySelector("input").checked);
+    const text = `${viewed.length} of ${boxes.length} files viewed`;
+    if (label.textContent !== text) label.textContent = text;
   }
 
   function showNew() {
     for (const box of document.querySelectorAll("[data-viewed][hidden]")) show(box);
-    count();
+    showCount();
   }
 
   document.addEventListener("change", (event) => {
@@ -29,8 +32,10 @@
     if (event.target.checked) sessionStorage.setItem(key(box), "");
     else sessionStorage.removeItem(key(box));
     document.getElementById(box.dataset.file).open = !event.target.checked;
-    count();
+    showCount();
   });
-  new MutationObserver(showNew).observe(document.querySelector("main"), { childList: true, subtree: true }); // parts of the page are replaced
+  // Parts of the page are replaced.
+  const observer = new MutationObserver(showNew);
+  observer.observe(document.querySelector("main"), { childList: true, subtree: true });
   showNew();
 }
