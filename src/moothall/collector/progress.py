@@ -31,8 +31,8 @@ _MAX_TOOLS = 8
 _ACTIVITIES: Mapping[EventType, str] = {
     EventType.SEAT_STARTED: "waits for the model",
     EventType.SEAT_TURN: "waits for the model",
-    EventType.SEAT_PROPOSED: "waits for the clean re-check",
-    EventType.SEAT_REVISED: "waits for the clean re-check",
+    EventType.SEAT_PROPOSED: "waits for checks and reviews",
+    EventType.SEAT_REVISED: "waits for checks and reviews",
     EventType.CHECK_FINISHED: "waits for the decision",
     EventType.SEAT_FAILED: ENDED,
     EventType.SEAT_FINISHED: ENDED,

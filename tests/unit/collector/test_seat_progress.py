@@ -64,7 +64,7 @@ def test_a_seat_waits_for_the_model_runs_its_tools_and_waits_for_the_decision() 
     turn(story)
     assert progress_of(story.events).seats[ONE].activity == "waits for the model"
     story.proposed(ONE, "diff")
-    assert progress_of(story.events).seats[ONE].activity == "waits for the clean re-check"
+    assert progress_of(story.events).seats[ONE].activity == "waits for checks and reviews"
     story.checked(ONE)
     assert progress_of(story.events).seats[ONE].activity == "waits for the decision"
 
