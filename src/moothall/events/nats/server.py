@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -299,21 +299,19 @@ async def embedded_server(settings: BusSettings, directory: Path) -> AsyncIterat
         raise ConfigurationError(
             f"the bus directory {directory} cannot be used: {error.strerror}"
         ) from error
-    try:
-        server = _Server(directory, _configure(settings, directory, token, -1), lock)
+    async with AsyncExitStack() as stack:
+        stack.callback(os.close, lock)
         try:
+            server = _Server(directory, _configure(settings, directory, token, -1), lock)
+            stack.push_async_callback(server.stop)
             listening = await server.start()
             _configure(settings, directory, token, listening)
-            async with _watch(server):
-                yield f"nats://{token}@127.0.0.1:{listening}"
-        finally:
-            await server.stop()
-    except OSError as error:
-        raise BusUnavailable(
-            f"the embedded bus in {directory} cannot be started: {error.strerror or error}"
-        ) from error
-    finally:
-        os.close(lock)
+        except OSError as error:
+            raise BusUnavailable(
+                f"the embedded bus in {directory} cannot be started: {error.strerror or error}"
+            ) from error
+        async with _watch(server):
+            yield f"nats://{token}@127.0.0.1:{listening}"
 
 
 @dataclass(slots=True)
