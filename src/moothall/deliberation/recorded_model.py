@@ -185,7 +185,7 @@ class Recording:
 def steering_text(event: Event) -> str:
     """Return a steering message, fenced, with its author."""
     return fence(
-        f"the task, added to by {event.data.get('by', '')} meanwhile",
+        f"added to the task later, by {event.data.get('by', '')}",
         str(event.data.get("message", "")),
     )
 

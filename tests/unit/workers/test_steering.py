@@ -50,7 +50,7 @@ async def test_a_seat_gets_a_steering_message_at_its_next_turn_and_again_after_a
         listening.cancel()
         prompts = [str(call.body["messages"][-1]["content"]) for call in app.server.requests]
         assert [FRENCH in prompt for prompt in prompts] == [False, True]
-        assert "the task, added to by local meanwhile" in prompts[1]
+        assert "added to the task later, by local" in prompts[1]
         log = [recorded.event async for recorded in app.bus.replay()]
         called = [event for event in log if event.type is EventType.MODEL_CALLED]
         (steering_id,) = [event.id for event in log if event.type is EventType.DELIBERATION_STEERED]
