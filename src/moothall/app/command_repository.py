@@ -73,13 +73,9 @@ async def find_repository(settings: Settings, named: NamedRepository) -> Reposit
     return await register(settings, ".", named.ref, named.profile)
 
 
-async def describe_uncommitted(
-    settings: Settings, repository: RepositoryRef, profile: Path | None = None
-) -> str:
+async def describe_uncommitted(settings: Settings, repository: RepositoryRef) -> str:
     """Return a sentence about uncommitted changes in a repository, which councils do not see, or an
-    empty string.
-
-    `profile` is used instead of the repository's `.moothall.toml` this time.
+    empty string. An uncommitted `.moothall.toml` is used, so it is not among them.
     """
     top = files_of(settings, repository)
     if top is None:
@@ -88,7 +84,7 @@ async def describe_uncommitted(
     local = await sources.find_local(git, top)
     if local.top == local.git_dir:
         return ""
-    changed = await changed_files(git, local)
+    changed = [path for path in await changed_files(git, local) if path != CONFIG_FILE]
     if not changed:
         return ""
     sha = await sources.local_commit(git, local, repository.ref)
@@ -97,12 +93,7 @@ async def describe_uncommitted(
         f"uncommitted changes in {len(changed)} file{'s' if len(changed) > 1 else ''} are not "
         f"seen: {excerpt}"
     )
-    hint = (
-        f"; to use {CONFIG_FILE} as it is, add --profile {CONFIG_FILE}"
-        if CONFIG_FILE in changed and profile is None
-        else ""
-    )
-    return f"works on the commit {sha[:10]}; {notice}{hint}"
+    return f"works on the commit {sha[:10]}; {notice}"
 
 
 def files_of(settings: Settings, repository: RepositoryRef) -> Path | None:
@@ -330,7 +321,7 @@ async def check_repository(
         raise InvalidRequest(
             "you are in no git repository; name one: moothall check PATH, URL or id"
         )
-    notice = await describe_uncommitted(settings, ref, named.profile)
+    notice = await describe_uncommitted(settings, ref)
     base = await trusted_repositories(settings).resolve(ref)
     prepared, failure = None, None
     try:

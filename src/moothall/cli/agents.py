@@ -278,7 +278,7 @@ async def _run_agents(
     repository = await find_repository(settings, named)
     if repository is None:
         raise InvalidRequest("you are in no git repository: name one with --repo")
-    if text := await describe_uncommitted(settings, repository, named.profile):
+    if text := await describe_uncommitted(settings, repository):
         report_progress(text)
     report_progress(
         f"{len(specs)} agents, {at_once} at once; where this is killed, it goes on with --run "

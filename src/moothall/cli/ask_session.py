@@ -127,7 +127,7 @@ async def open_ask_session(
     elif (
         repository is not None
         and is_new
-        and (warning := await describe_uncommitted(settings, repository, named.profile))
+        and (warning := await describe_uncommitted(settings, repository))
     ):
         note(warning)
     # The configured default repository is not used: a question is about the current folder.

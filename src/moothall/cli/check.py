@@ -104,7 +104,7 @@ async def check(
     if as_json:
         print_json(check_document(repository_check, diagnosis, reason, written_path), out)
     elif written_path:
-        err.print(Text(f"wrote {written_path}; commit it: councils read what is committed"))
+        err.print(Text(f"wrote {written_path}; commit it for councils on other machines"))
     return EXIT_WRONG if reason else 0
 
 

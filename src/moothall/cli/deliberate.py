@@ -346,7 +346,7 @@ async def _deliberate(
     printer = ProgressPrinter(quiet=output.quiet, verbose=output.verbose)
     repository = await find_repository(settings, named)
     if repository is not None:
-        if warning := await describe_uncommitted(settings, repository, named.profile):
+        if warning := await describe_uncommitted(settings, repository):
             printer.print_note(warning)
     elif not (named.text or settings.repository):
         raise InvalidRequest(

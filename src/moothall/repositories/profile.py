@@ -444,8 +444,8 @@ def _lock_digest(setup: tuple[tuple[str, ...], ...], reads: Mapping[str, str]) -
 
 
 _HEAD = (
-    "# How Moothall sets this repository up and checks it. Councils read it from the commit that "
-    "they work on.\n"
+    "# How Moothall sets this repository up and checks it. Commit it: councils on other machines "
+    "read it from the commit.\n"
     "# `setup` runs once for each lock file, with the network. `build`, before each check, and "
     "`checks` run without it.\n"
     "# No shell runs any of them.\n"

@@ -228,7 +228,7 @@ class RepositoryService:
         if text is None or text == committed:
             return None, ()
         differs = "is not committed" if committed is None else "differs from the commit's"
-        return text, (f"{CONFIG_FILE} in the work tree {differs}; it is used as it lies there",)
+        return text, (f"{CONFIG_FILE} in the work tree {differs}; it is used as it is",)
 
     async def _fetch_submodules(
         self, clone: TrustedClone, entry: Registered, sha: str

@@ -75,12 +75,7 @@ async def test_uncommitted_changes_are_reported(settings: Settings, repo: Repo) 
         "README.md, new.py"
     )
     repo.write({".moothall.toml": "setup = []"})
-    assert (await describe_uncommitted(settings, repository)).endswith(
-        "; to use .moothall.toml as it is, add --profile .moothall.toml"
-    )
-    assert "--profile" not in await describe_uncommitted(
-        settings, repository, Path(".moothall.toml")
-    )
+    assert await describe_uncommitted(settings, repository) == message, "it is used as it is"
 
 
 async def test_a_given_profile_replaces_the_repositorys_own_once(
