@@ -90,8 +90,7 @@ async def test_a_column_scrolls_by_itself_and_loads_its_older_cards(
         await user.page.mouse.wheel(0, 20_000)
         await expect(cards).to_have_count(60)
         assert await user.page.evaluate("scrollY") == 0, "the column scrolled, not the page"
-        await user.page.get_by_role("link", name="35 more").focus()
-        await user.page.keyboard.press("Enter")
+        await user.page.get_by_role("link", name="35 more").press("Enter")
         await expect(cards).to_have_count(90)
         assert user.page.url.endswith("/?q=invoices")
         focused = await user.page.evaluate("document.activeElement.getAttribute('href')")
