@@ -116,6 +116,7 @@ class Capacity:
         self.users = 0
         self.turns = asyncio.Semaphore(count)
         self._freed = asyncio.Event()
+        self._full_callbacks: set[Callable[[], None]] = set()
 
     @property
     def free(self) -> int:
@@ -125,11 +126,23 @@ class Capacity:
     def hold(self) -> None:
         """Count one more item."""
         self.held += 1
+        if self.held == self.count:
+            for callback in tuple(self._full_callbacks):
+                callback()
 
     def release(self, count: int = 1) -> None:
         """Count `count` items less."""
         self.held -= count
         self._freed.set()
+
+    @contextmanager
+    def calls_when_full(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Call `callback` whenever no more items can be added."""
+        self._full_callbacks.add(callback)
+        try:
+            yield
+        finally:
+            self._full_callbacks.discard(callback)
 
     async def wait_free(self) -> None:
         """Wait until one more item can be added."""

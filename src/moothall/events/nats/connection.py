@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from math import inf
 from urllib.parse import urlsplit
 
 import nats.errors
@@ -28,10 +29,10 @@ DEFAULT_PORT = 4222
 INBOX = "_INBOX"
 SCHEMES = frozenset({"nats", "tls"})
 PROBE_SECONDS = 5.0
-BEAT = 1.0
-"""Seconds between the heartbeats that an open pull request asks the server for."""
 EXPIRES = 30.0
-_POLL_SECONDS = 0.25
+MIN_EXPIRES = 2.5
+_HEARTBEATS = 5
+"""The number of heartbeats that the server sends while a pull request is open and idle."""
 _DATA_REPLY = "$JS.ACK."
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -133,12 +134,21 @@ async def connection(
     servers = await _find_servers(url)
     is_open = False
 
+    client = FastClient()
+
     async def connection_lost() -> None:
         on_lost()
+        client.wake_readers()
         if is_open:
             log.warning("bus connection lost; reconnecting")
 
-    client = FastClient()
+    async def connection_restored() -> None:
+        client.wake_readers()
+        log.info("bus connection is back")
+
+    async def connection_closed() -> None:
+        client.wake_readers()
+
     try:
         async with asyncio.timeout(2 * PROBE_SECONDS):
             await keep_cancellation(
@@ -148,7 +158,8 @@ async def connection(
                     name="moothall",
                     error_cb=_log_error,
                     disconnected_cb=connection_lost,
-                    reconnected_cb=_log_reconnection,
+                    reconnected_cb=connection_restored,
+                    closed_cb=connection_closed,
                     connect_timeout=int(PROBE_SECONDS),
                     reconnect_time_wait=0.2,  # type: ignore[arg-type]  # annotated int, only ever slept on
                     max_reconnect_attempts=-1,
@@ -186,10 +197,6 @@ async def _find_servers(url: str) -> list[str]:
 async def _log_error(error: Exception) -> None:
     refused = "permissions violation" in str(error).lower()
     (log.warning if refused else log.debug)("bus client", error=str(error) or type(error).__name__)
-
-
-async def _log_reconnection() -> None:
-    log.info("bus connection is back")
 
 
 def _translate_connect_error(error: Exception, servers: list[str]) -> MoothallError:
@@ -240,8 +247,7 @@ class DeliveryPlace:
 class Pull:
     """An inbox for one pull consumer: requests batches and returns their messages one at a time.
 
-    One request is open at a time. If the server goes away, the request is lost, which two missing
-    heartbeats show.
+    One request is open at a time. If the server loses it, two heartbeats are missing.
     """
 
     client: FastClient
@@ -249,7 +255,7 @@ class Pull:
     consumer: str
     inbox: str
     expires: float = EXPIRES
-    arrived: asyncio.Queue[Msg] = field(default_factory=asyncio.Queue)
+    arrived: asyncio.Queue[Msg | None] = field(default_factory=asyncio.Queue)
     _requested: int = 0
     _request_number: int = 0
     _reconnects: int = 0
@@ -265,15 +271,27 @@ class Pull:
         """
         pull = cls(client, stream, consumer, client.new_inbox(), expires)
         subscription = await client.listen(f"{pull.inbox}.*", pull.arrived.put_nowait)
+        client.readers.add(pull.wake)
         try:
             yield pull
         finally:
+            client.readers.discard(pull.wake)
             await client.stop_listening(subscription)
 
-    async def next(self, batch: int) -> Msg | None:
-        """Return the next message, or None if nothing came for a while; then ask again.
+    def wake(self) -> None:
+        """Make `next` return, because the connection or the capacity of its caller has changed."""
+        self.arrived.put_nowait(None)
 
-        `batch` is the number of messages requested when no request is open. Raises `ConsumerGone`.
+    @property
+    def _heartbeat_seconds(self) -> float:
+        return self.expires / _HEARTBEATS
+
+    async def next(self, batch: int, seconds: float = inf) -> Msg | None:
+        """Return the next message, or None after a heartbeat, a change of the connection or
+        `seconds` without a message; then ask again.
+
+        `batch` is the number of messages requested when no request is open. Raises `ConsumerGone`
+        and the client's `ConnectionClosedError`.
         """
         if self._requested <= 0 and self.arrived.empty():
             # Requests made while disconnected would all be sent at once on return.
@@ -284,12 +302,16 @@ class Pull:
                 return None
             self._request(batch)
         try:
-            async with asyncio.timeout(_POLL_SECONDS):
+            async with asyncio.timeout(min(seconds, 2.5 * self._heartbeat_seconds)):
                 message = await self.arrived.get()
         except TimeoutError:
+            message = None
+        if message is None:
+            if self.client.is_closed:
+                raise nats.errors.ConnectionClosedError
             if (
                 self.client.stats["reconnects"] != self._reconnects
-                or time.monotonic() - self._last_message_at > 2.5 * BEAT
+                or time.monotonic() - self._last_message_at > 2 * self._heartbeat_seconds
             ):
                 self._requested = 0
             return None
@@ -305,10 +327,10 @@ class Pull:
         if self.arrived.empty():
             return None
         message = self.arrived.get_nowait()
-        if message.reply.startswith(_DATA_REPLY):
+        if message is not None and message.reply.startswith(_DATA_REPLY):
             self._requested -= 1
             return message
-        # a status message, which `next` handles; the order of status messages does not matter
+        # `next` handles status messages and wake-ups; their order does not matter
         self.arrived.put_nowait(message)
         return None
 
@@ -320,7 +342,7 @@ class Pull:
         request = {
             "batch": batch,
             "expires": int(self.expires * 1e9),
-            "idle_heartbeat": int(BEAT * 1e9),
+            "idle_heartbeat": int(self._heartbeat_seconds * 1e9),
         }
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{self.consumer}"
         self.client.publish_nowait(

@@ -33,7 +33,14 @@ from moothall.events.delivery import (
 )
 from moothall.events.envelope import EnvelopeCodec, forward
 from moothall.events.nats import setup
-from moothall.events.nats.connection import BEAT, EXPIRES, ConsumerGone, DeliveryPlace, Pull, log
+from moothall.events.nats.connection import (
+    EXPIRES,
+    MIN_EXPIRES,
+    ConsumerGone,
+    DeliveryPlace,
+    Pull,
+    log,
+)
 from moothall.events.nats.fast_client import keep_cancellation
 from moothall.events.nats.stream_store import FRESH, MESSAGE_ID, Stored
 from moothall.events.registry import WORK, DurableSpec
@@ -104,7 +111,7 @@ class PullConsumer:
     async def _pull(self) -> None:
         capacity = self.capacity.count + self.spec.prefetch
         # Shorter than the ack wait: a redelivered message must not go to a suspended reader.
-        expires = min(EXPIRES, max(self.stored.settings.ack_wait_seconds * 0.8, 2.5 * BEAT))
+        expires = min(EXPIRES, max(self.stored.settings.ack_wait_seconds * 0.8, MIN_EXPIRES))
         while True:
             if self.capacity.users > 1:
                 await self.capacity.wait_free()
@@ -121,7 +128,8 @@ class PullConsumer:
                 async with Pull.open(
                     self.stored.client, self.spec.stream, self.spec.name, expires
                 ) as pull:
-                    await self._pull_from(pull, capacity)
+                    with self.capacity.calls_when_full(pull.wake):
+                        await self._pull_from(pull, capacity)
             except (ConsumerGone, nats.errors.Error, TimeoutError, OSError) as error:
                 if self.stored.client.is_closed:
                     raise BusUnavailable(

@@ -28,6 +28,13 @@ class FastClient(Client):
     def __init__(self) -> None:
         super().__init__()
         self._callbacks: dict[int, MessageCallback] = {}
+        self.readers: set[Callable[[], None]] = set()
+        """Called when the connection is lost, restored or closed."""
+
+    def wake_readers(self) -> None:
+        """Tell the readers that the connection has changed."""
+        for wake in tuple(self.readers):
+            wake()
 
     def publish_nowait(
         self,

@@ -75,6 +75,7 @@ class Outbox:
     limit: int
     _pending: dict[str, _Write] = field(default_factory=dict)
     _has_room: asyncio.Event = field(default_factory=asyncio.Event)
+    _written: asyncio.Event = field(default_factory=asyncio.Event)
     _disconnected: bool = False
 
     async def send(
@@ -109,6 +110,7 @@ class Outbox:
         )
         write.inbox, token = self.acks.address(lambda message: self._receive_ack(token, message))
         self._pending[token] = write
+        self._written.set()
         if not self._disconnected:
             self._publish(write)
         return answer
@@ -121,6 +123,9 @@ class Outbox:
         """Repeat the writes that are due and give up those that are too old, until cancelled."""
         try:
             while True:
+                if not self._pending:
+                    self._written.clear()
+                    await self._written.wait()
                 await asyncio.sleep(_TICK_SECONDS)
                 if self._disconnected and self.client.is_connected:
                     self._resend_all()

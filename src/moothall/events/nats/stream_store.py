@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
+from math import inf
 from typing import TypeVar
 
 import nats.errors
@@ -48,6 +49,8 @@ BLOB_CHUNKS = f"$O.{BLOBS}.C."
 BLOB_ENTRIES = f"$O.{BLOBS}.M."
 BLOB_SECONDS = 30.0
 READ_BATCH = 256
+_DRAINED_SECONDS = 0.25
+"""Seconds without a record after which a finite reader asks whether all have arrived."""
 
 
 def _without_overlaps(subjects: Sequence[str]) -> list[str]:
@@ -177,7 +180,7 @@ class Stored:
             expected = 1
             async with Pull.open(self.client, stream, name) as pull:
                 while True:
-                    message = await pull.next(READ_BATCH)
+                    message = await pull.next(READ_BATCH, _DRAINED_SECONDS if finite else inf)
                     if message is None:
                         if finite and await self._is_drained(stream, name, expected):
                             return
