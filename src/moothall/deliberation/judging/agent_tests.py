@@ -247,18 +247,14 @@ class Trial:
         ]
 
     def _fails_on_base(self, check: str, case: str) -> bool:
-        return all(
-            run.status == "success" and self.tests.fails_on_base(run, case)
-            for run in self._runs_of_diff("", check)
-        )
+        return all(self.tests.fails_on_base(run, case) for run in self._runs_of_diff("", check))
 
     def _passes(self, diff: str, check: str, case: str) -> bool:
         return all(run.cases.get(case) == "passed" for run in self._runs_of_diff(diff, check))
 
     def _is_steady(self, check: str, case: str) -> bool:
         base_outcomes = {
-            run.status == "success" and self.tests.fails_on_base(run, case)
-            for run in self._runs_of_diff("", check)
+            self.tests.fails_on_base(run, case) for run in self._runs_of_diff("", check)
         }
         answer_outcomes = [
             {run.cases.get(case) == "passed" for run in self._runs_of_diff(diff, check)}

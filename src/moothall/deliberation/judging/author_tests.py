@@ -225,7 +225,7 @@ class AuthorTests:
         failing_on_base = [case for case in new if self.fails_on_base(base_run, case)] + [
             case for case in existing if base_run.cases.get(case) == "failed"
         ]
-        if base_run.status != "success" or not failing_on_base:
+        if not failing_on_base:
             if not new:
                 return _CheckCases(reason=_explain_no_cases(own_run, base_cases))
             pass_on_base = all(base_run.cases.get(case) == "passed" for case in new)
@@ -287,13 +287,13 @@ class AuthorTests:
         """True if a case fails on the base for a reason that the task may name.
 
         This holds for a test that ran and failed. It holds for one whose file could not be loaded
-        or built if the task names what is missing.
+        or built if the task names what is missing, unless the run did not finish.
         """
         outcome = base.cases.get(case)
-        if outcome in {"passed", "skipped"}:
-            return False
         if outcome == "failed":
-            return True
+            return base.status in {"success", "timeout"}
+        if outcome in {"passed", "skipped"} or base.status != "success":
+            return False
         errors = "\n".join(
             [
                 *(base.details.get(name, "") for name in (case, *containers(case))),
@@ -307,8 +307,8 @@ class AuthorTests:
     async def _score_candidate(
         self, diff: str, author: Proposal, valid: ValidCases
     ) -> Evidence | None:
-        """Return the result of an author's cases on a candidate; None if it differs
-        between runs.
+        """Return the result of an author's cases on a candidate; None if it differs between runs or
+        hit a time limit on a busy machine.
         """
         cases = valid.cases
         failing: list[str] = []
@@ -319,6 +319,8 @@ class AuthorTests:
             run = await self.run_tests(diff, author, check, paths)
             every_case = (*names, *valid.guards.get(check, ()))
             failed = [case for case in every_case if run.cases.get(case) != "passed"]
+            if failed and _is_unfinished_under_load(run, failed):
+                return None
             if failed and run.duration_ms <= LONG_MS:
                 repeated = await self.run_tests(diff, author, check, paths, 2)
                 if failed != [case for case in every_case if repeated.cases.get(case) != "passed"]:
@@ -365,6 +367,14 @@ class AuthorTests:
                     "cross", Verdict.MISSING, output=check_runs.failure
                 )
         return self._results[key]
+
+
+def _is_unfinished_under_load(run: CheckRun, failed: Sequence[str]) -> bool:
+    return (
+        run.contended
+        and run.status == "timeout"
+        and all(run.cases.get(case) in {None, "errored"} for case in failed)
+    )
 
 
 def _explain_no_cases(own_run: CheckRun, base_cases: Mapping[str, str]) -> str:
