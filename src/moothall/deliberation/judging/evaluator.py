@@ -31,6 +31,7 @@ from moothall.domain.evidence import (
     CANARY,
     FAILED_OUTCOMES,
     HIDDEN_CASE,
+    OWN_TESTS,
     SECRETS,
     UNBELIEVED,
     CheckRun,
@@ -711,6 +712,7 @@ def format_check_results(evaluated: Candidate, base_runs: Mapping[str, CheckRun]
         lines.append(
             f"{evidence.check}: {evidence.verdict}{format_counts(evidence)}"
             f"{': ' if evidence.red else ''}{', '.join(evidence.red[:10])}"
+            f"{f': {evidence.why}' if evidence.check == OWN_TESTS and evidence.why else ''}"
         )
         if evidence.red_before:
             lines.append(f"Failed before and still fails: {', '.join(evidence.red_before[:10])}")

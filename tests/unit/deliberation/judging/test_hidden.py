@@ -1,10 +1,10 @@
-"""What seats and reviewers may learn about an answer: nothing of hidden tests."""
+"""What seats and reviewers learn about an answer: nothing of hidden tests."""
 
 from __future__ import annotations
 
 from moothall.deliberation.judging.evaluator import format_check_results, solves
 from moothall.deliberation.judging.hidden import visible_candidate, without_hidden
-from moothall.domain.evidence import Evidence, EvidenceLevel, Verdict
+from moothall.domain.evidence import OWN_TESTS, Evidence, EvidenceLevel, Verdict
 from moothall.domain.proposal import Assessment, Candidate, Proposal
 from moothall.ranking import passes_acceptance_checks
 
@@ -58,3 +58,11 @@ def test_an_answer_refused_only_by_a_hidden_test_appears_to_pass() -> None:
         True,
         True,
     )
+
+
+def test_the_reason_why_own_tests_do_not_count_is_given() -> None:
+    missing = Evidence(OWN_TESTS, Verdict.MISSING, why="they pass without the change")
+    judged = Candidate(
+        Proposal("agent-dev-001", "dev", "", "diff"), Assessment(applies=True, evidence=(missing,))
+    )
+    assert "own tests: missing: they pass without the change" in format_check_results(judged, {})
