@@ -510,7 +510,10 @@ class Deliberations(Protocol):
     async def cancel(
         self, task_id: TaskId, reason: str, principal: Principal
     ) -> DeliberationStatus:
-        """Cancel a deliberation; its model calls, tools and workspaces stop within a second."""
+        """Cancel a deliberation; its model calls, tools and workspaces stop within a second.
+
+        Raises `NotFound`, and `Refused` unless the caller submitted it or has a role.
+        """
         ...
 
     async def pause(self, task_id: TaskId, principal: Principal, *, paused: bool = True) -> bool:

@@ -159,6 +159,11 @@ class Principal:
         """The roles in which the caller may move stories, with `operator` if it is one."""
         return self.roles | {"operator"} if self.operator else self.roles
 
+    @property
+    def may_act(self) -> bool:
+        """Whether the caller may do more than look at the councils of others."""
+        return bool(self.all_roles)
+
 
 LOCAL = Principal(
     name="local", tenant="local", operator=True, roles=frozenset({"po", "qa", "architect"})

@@ -59,6 +59,7 @@ from moothall.errors import (
     NotFound,
     Permanent,
     QuotaExceeded,
+    Refused,
 )
 from moothall.orchestrator.council_registry import CouncilRegistry
 from moothall.orchestrator.fork import (
@@ -609,8 +610,17 @@ class DeliberationService:
     async def cancel(
         self, task_id: TaskId, reason: str, principal: Principal
     ) -> DeliberationStatus:
-        """Stop it and return its status. An ended deliberation keeps its status."""
-        task_key, _ = await self._find_task(task_id, principal)
+        """Stop it and return its status. An ended deliberation keeps its status.
+
+        Raises `NotFound`, and `Refused` unless the caller submitted it or has a role.
+        """
+        task_key, request = await self._find_task(task_id, principal)
+        submitter = load(Deliberation, request.event.data).principal
+        if not principal.may_act and submitter != principal.name:
+            raise Refused(
+                f"{principal.name} did not submit {task_id!r}; cancelling it needs an operator, or "
+                "one of the roles po, qa, architect"
+            )
         decision = await find_decision(self._bus, task_key)
         if decision is not None:
             return load(Outcome, decision.event.data).status

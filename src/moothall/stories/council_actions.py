@@ -33,14 +33,9 @@ class Spot:
     rank: int = 0
 
 
-def may_act(principal: Principal) -> bool:
-    """Return True if the caller may do more than look at a council."""
-    return bool(principal.operator or principal.roles)
-
-
 def check_role(principal: Principal) -> None:
     """Raise `Refused` if the caller may only look."""
-    if not may_act(principal):
+    if not principal.may_act:
         raise Refused("this needs an operator, or one of the roles po, qa, architect")
 
 

@@ -28,6 +28,7 @@ from moothall.errors import (
     NoCouncil,
     NotFound,
     QuotaExceeded,
+    Refused,
     RepositoryError,
 )
 from moothall.events.codec import encode, encode_batch
@@ -587,3 +588,16 @@ async def test_an_invalid_judgement_request_is_refused(
     request = replace(JUDGED, **{"description": "Do it", **fields})
     with pytest.raises(InvalidRequest, match=message):
         await deliberations.submit(request, LOCAL)
+
+
+async def test_a_caller_without_a_role_cancels_only_its_own_deliberations(
+    bus: MemoryBus, deliberations: DeliberationService
+) -> None:
+    request = DeliberationRequest(description="x", role="dev", task_id="mine")
+    await deliberations.submit(request, OTHER)
+    colleague = Principal("mallory", OTHER.tenant)
+    with pytest.raises(Refused, match="mallory did not submit 'mine'"):
+        await deliberations.cancel(TaskId("mine"), "", colleague)
+    lead = replace(colleague, roles=frozenset({"po"}))
+    assert await deliberations.cancel(TaskId("mine"), "", lead) == DeliberationStatus.CANCELLED
+    assert await deliberations.cancel(TaskId("mine"), "", OTHER) == DeliberationStatus.CANCELLED

@@ -236,7 +236,7 @@ def ask_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Ro
             error=error,
             roles=ROLES,
             repositories=known_repositories(dependencies, session.principal),
-            may_ask=council_actions.may_act(session.principal),
+            may_ask=session.principal.may_act,
             key=new_task_id(),
             questions=[view for view in latest if view.protocol == "ask"][:_MAX_SHOWN],
         )

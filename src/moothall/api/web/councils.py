@@ -42,7 +42,6 @@ from moothall.domain.outcome import Outcome
 from moothall.domain.status import TaskView
 from moothall.domain.task import Deliberation
 from moothall.errors import InvalidRequest, NotFound
-from moothall.stories.council_actions import may_act
 from moothall.stories.diff_lines import read_files
 from moothall.stories.story_state import StoryState
 
@@ -124,7 +123,7 @@ async def _council_context(
         "undecided": undecided_answers(outcome),
         "story": story,
         "remarks": await line_comments(dependencies, outcome, session.principal) if story else {},
-        "may_act": may_act(session.principal),
+        "may_act": session.principal.may_act,
         "decision": story_decision(story, session.principal) if story else None,
         "key": new_task_id(),
         "metrics": {name: progress.metrics.get(name, 0) for name in _METRICS}

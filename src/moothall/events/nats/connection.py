@@ -134,21 +134,13 @@ async def connection(
     servers = await _find_servers(url)
     is_open = False
 
-    client = FastClient()
-
     async def connection_lost() -> None:
         on_lost()
         client.wake_readers()
         if is_open:
             log.warning("bus connection lost; reconnecting")
 
-    async def connection_restored() -> None:
-        client.wake_readers()
-        log.info("bus connection is back")
-
-    async def connection_closed() -> None:
-        client.wake_readers()
-
+    client = FastClient()
     try:
         async with asyncio.timeout(2 * PROBE_SECONDS):
             await keep_cancellation(
@@ -158,8 +150,8 @@ async def connection(
                     name="moothall",
                     error_cb=_log_error,
                     disconnected_cb=connection_lost,
-                    reconnected_cb=connection_restored,
-                    closed_cb=connection_closed,
+                    reconnected_cb=client.connection_restored,
+                    closed_cb=client.connection_closed,
                     connect_timeout=int(PROBE_SECONDS),
                     reconnect_time_wait=0.2,  # type: ignore[arg-type]  # annotated int, only ever slept on
                     max_reconnect_attempts=-1,

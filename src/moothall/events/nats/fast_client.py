@@ -18,6 +18,10 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from moothall.telemetry import get_logger
+
+log = get_logger(__name__)
+
 MessageCallback = Callable[[Msg], None]
 _LINE_ENDS = str.maketrans("\r\n", "  ")
 
@@ -35,6 +39,15 @@ class FastClient(Client):
         """Tell the readers that the connection has changed."""
         for wake in tuple(self.readers):
             wake()
+
+    async def connection_restored(self) -> None:
+        """Wake the readers: their requests were lost."""
+        self.wake_readers()
+        log.info("bus connection is back")
+
+    async def connection_closed(self) -> None:
+        """Wake the readers, which end."""
+        self.wake_readers()
 
     def publish_nowait(
         self,

@@ -80,7 +80,7 @@ async def test_a_closed_connection_ends_the_reader() -> None:
         await reading
 
 
-async def test_a_reader_hears_that_others_have_used_up_the_capacity() -> None:
+async def test_a_reader_is_woken_when_others_have_used_up_the_capacity() -> None:
     client, capacity = _Client(), Capacity(2)
     pull = _pull(client)
     with capacity.calls_when_full(pull.wake):
