@@ -31,8 +31,10 @@ SCHEMES = frozenset({"nats", "tls"})
 PROBE_SECONDS = 5.0
 EXPIRES = 30.0
 MIN_EXPIRES = 2.5
-_HEARTBEATS = 5
-"""The number of heartbeats that the server sends while a pull request is open and idle."""
+_MAX_HEARTBEAT_SECONDS = 2.0
+"""The longest time between the heartbeats of an open pull request. A request is lost without a word
+if the server of its consumer dies in a cluster.
+"""
 _DATA_REPLY = "$JS.ACK."
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -276,7 +278,7 @@ class Pull:
 
     @property
     def _heartbeat_seconds(self) -> float:
-        return self.expires / _HEARTBEATS
+        return min(_MAX_HEARTBEAT_SECONDS, self.expires / 5)
 
     async def next(self, batch: int, seconds: float = inf) -> Msg | None:
         """Return the next message, or None after a heartbeat, a change of the connection or
