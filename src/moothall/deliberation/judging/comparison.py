@@ -465,17 +465,7 @@ async def _upload_answers(
             council.deliberation.deadline,
         )
         await workspace.call(call)
-    copies = "; ".join(
-        f"(mkdir {letter} && cp -a /workspace/. {letter}/ && rm -rf {letter}/.git && cd {letter} "
-        f"&& (! test -s ../{letter}.patch || git apply --whitespace=nowarn ../{letter}.patch)) || "
-        f"rm -rf {letter}"
-        for letter in letters
-    )
-    size_check = f'test "$(du -sm /workspace | cut -f1)" -le {_MAX_COPY_MB}'
-    command = (
-        f"mkdir -p {_ANSWERS_DIR} && mv {_UPLOAD_DIR}/* {_ANSWERS_DIR}/ && rmdir {_UPLOAD_DIR} && "
-        f"({size_check} && unset GIT_DIR GIT_WORK_TREE && cd {_ANSWERS_DIR} && {{ {copies}; }})"
-    )
+    command = copy_command(letters, "/workspace", _ANSWERS_DIR)
     call = ToolCall(
         "answers",
         BASH,
@@ -485,6 +475,33 @@ async def _upload_answers(
     result = await workspace.call(call)
     if result.error:
         log.info("the tie-breaker has only patches", reason=result.error[:_WHY_CHARS])
+
+
+def copy_command(letters: str, workspace: str, place: str) -> str:
+    """Return a shell command that moves the uploaded patches to `place`, and puts a copy of the
+    workspace beside each, with the patch applied. Folders of installed packages (node_modules) and
+    of Cargo's builds are links.
+    """
+    links, excluded = f"{place}/.links", f"{place}/.excluded"
+    find_links = (
+        "find . -name node_modules -prune -print -o -name target -prune -print | while read -r "
+        'path; do test "${path##*/}" = node_modules -o -f "${path%/*}/Cargo.toml" && echo "$path"; '
+        "done"
+    )
+    copies = "; ".join(
+        f"(mkdir {letter} && tar -C {workspace} -X {excluded} -cf - . | tar -C {letter} -xf - && "
+        f'while read -r path; do ln -s "{workspace}/$path" "{letter}/$path"; done < {links}; '
+        f"cd {letter} && (! test -s ../{letter}.patch || git apply --whitespace=nowarn "
+        f"../{letter}.patch)) || rm -rf {letter}"
+        for letter in letters
+    )
+    size = f"$(du -sm -X {excluded} . | cut -f1)"
+    return (
+        f"mkdir -p {place} && cd {workspace} && mv {_UPLOAD_DIR}/* {place}/ && rmdir {_UPLOAD_DIR} "
+        f"&& ({find_links}) > {links}; (echo ./.git; cat {links}) > {excluded}; "
+        f'test "{size}" -le {_MAX_COPY_MB} && unset GIT_DIR GIT_WORK_TREE && cd {place} && '
+        f"{{ {copies}; }}"
+    )
 
 
 def _summarize_tied(verdicts: Verdicts, diffs: Sequence[str]) -> str:
