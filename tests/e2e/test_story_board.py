@@ -112,7 +112,7 @@ async def test_a_story_is_edited_archived_and_restored_on_the_command_line(
     story = created.out.strip()
     edited = await own_command("story", "edit", story, "--title", "Export a month", "--rigor", "L0")
     assert edited.code == 0, edited.err
-    assert "points of the coach" in edited.err
+    assert "points by the coach" in edited.err
     details = await own_command("story", "show", story)
     assert details.out.startswith(f"Export a month\n- {AC[0]}\n")
     assert (await own_command("story", "archive", story)).out == "archived\n"

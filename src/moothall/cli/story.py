@@ -107,7 +107,7 @@ async def new(
             budget=story_budget,
         )
     click.echo(card.story.id)
-    print_status(f"in {card.position.state}, {card.position.points} points of the coach")
+    print_status(f"in {card.position.state}, scored {card.position.points} points by the coach")
     for finding in score(draft).findings:
         print_status(f"- {finding.message}")
 
@@ -294,7 +294,7 @@ async def edit(
             budget=current.budget,
             seen_seq=card.seq,
         )
-    print_status(f"in {card.position.state}, {card.position.points} points of the coach")
+    print_status(f"in {card.position.state}, scored {card.position.points} points by the coach")
     for finding in score(card.draft).findings:
         print_status(f"- {finding.message}")
 
