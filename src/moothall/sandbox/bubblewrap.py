@@ -203,6 +203,8 @@ _ETC_NAMES = (
     "ld.so.conf",
     "ld.so.conf.d",
     "localtime",
+    "maven/logging",
+    "maven/m2.conf",  # beside it settings.xml, which may contain passwords
     "mime.types",
     "pki/tls/certs",
     "protocols",
