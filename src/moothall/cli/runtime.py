@@ -83,12 +83,13 @@ def exit_code(outcome: Outcome, *, answers: bool = False) -> int:
 # Foreign text, made safe for a terminal.
 
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def plain(text: str, limit: int = 400) -> str:
-    """Return foreign text without control and direction characters, cut to `limit`."""
-    cleaned = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+    """Return foreign text without colours, control and direction characters, cut to `limit`."""
+    cleaned = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", _COLOUR.sub("", text))
     return cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + "…"
 
 

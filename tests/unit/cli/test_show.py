@@ -31,15 +31,22 @@ def test_control_characters_are_removed_from_hostile_text(text: str) -> None:
     assert "\u202e" not in plain_text
 
 
+def test_colours_are_removed_without_a_trace() -> None:
+    assert plain("\x1b[0m\x1b[1;31m[ERROR]\x1b[m no such file") == "[ERROR] no such file"
+
+
 def test_a_diff_is_counted_without_its_headers() -> None:
     assert count_changes(DIFF) == (2, 1)
 
 
 def test_model_text_cannot_add_lines_or_markup() -> None:
-    data = {"seat": "agent-dev-001", "error": {"code": "X", "message": "one\ntwo \x1b[31m[red]"}}
+    data = {
+        "seat": "agent-dev-001",
+        "error": {"code": "X", "message": "one\ntwo \x07\x1b[31m[red]"},
+    }
     line = line_of(Recorded(1, new_event(EventType.SEAT_FAILED, "t", data)))
     assert line is not None
-    assert line.plain == "agent-dev-001   failed: one two \N{REPLACEMENT CHARACTER}[31m[red] [X]"
+    assert line.plain == "agent-dev-001   failed: one two \N{REPLACEMENT CHARACTER}[red] [X]"
 
 
 def test_an_agents_report_is_one_line_with_its_tokens() -> None:
