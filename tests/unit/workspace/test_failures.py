@@ -52,6 +52,13 @@ def test_the_failure_line_of_yarn_precedes_its_summary() -> None:
     )
 
 
+def test_the_counts_of_passing_maven_tests_are_no_failure() -> None:
+    passed = "[INFO] Tests run: 11, Failures: 0, Errors: 0, Skipped: 0 -- in org.shop.PriceTest"
+    failed = "[ERROR] Failed to execute goal compile: cannot find symbol"
+    assert find_failure_line(f"{passed}\n") == ""
+    assert find_failure_line(f"{passed}\n{failed}\n") == failed
+
+
 def test_the_text_says_what_to_write_where_and_is_bounded() -> None:
     explanation = explain(
         ("pip", "install", "."),
