@@ -19,7 +19,7 @@ from moothall.deliberation.judging.author_tests import (
     brings_inline_tests,
 )
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
-from moothall.deliberation.judging.hidden import is_crate_module, is_run_alone
+from moothall.deliberation.judging.hidden import contains_tests
 from moothall.domain.evidence import CheckRun, Evidence, JudgedCase, Verdict
 from moothall.domain.proposal import Candidate, CrossRun, Proposal
 from moothall.domain.repository import Patch
@@ -58,9 +58,7 @@ async def extract_tests(
 
     def is_test_change(part: FileDiff) -> bool:
         if part.path in tests:
-            return (
-                part.path not in base_files or is_run_alone(part.path) or is_crate_module(part.path)
-            )
+            return part.path not in base_files or contains_tests(part.path)
         return part.path in base_texts and brings_inline_tests(part, base_texts[part.path])
 
     diff = filter_files(patch.diff, is_test_change)

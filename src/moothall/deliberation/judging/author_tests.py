@@ -55,8 +55,9 @@ async def runnable_paths(
 ) -> dict[str, tuple[str, ...]]:
     """Return by check the test files that its runner accepts by name; () to run the whole check.
 
-    The whole check runs for tests inside Rust source files that `diff` changes, since no runner
-    accepts these by name.
+    The whole check runs for tests inside Rust source files that `diff` changes, and for test files
+    of other languages if the check reports its cases in files, since no runner accepts these by
+    name.
     """
     profile = runner.prepared.base.profile
     inline_test_files = [path for path in tests if is_crate_module(path)]
@@ -72,9 +73,13 @@ async def runnable_paths(
         folder = profile.folders.get(check, "")
         prefix = f"{folder}/" if folder else ""
         paths = tuple(path for path in tests if is_run_alone(path) and path.startswith(prefix))
-        has_inline_tests = any(path.startswith(prefix) for path in inline_test_files)
-        if (paths or has_inline_tests) and (check == "tests" or check.startswith("tests-")):
-            paths_by_check[check] = () if has_inline_tests else paths
+        runs_whole_check = any(path.startswith(prefix) for path in inline_test_files) or (
+            not paths
+            and check in profile.reports
+            and any(path.startswith(prefix) for path in tests)
+        )
+        if (paths or runs_whole_check) and (check == "tests" or check.startswith("tests-")):
+            paths_by_check[check] = () if runs_whole_check else paths
     return paths_by_check
 
 

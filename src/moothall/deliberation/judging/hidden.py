@@ -21,6 +21,10 @@ _RUN_ALONE = re.compile(
     r"|(?:^|/)(?:test|test-[^/]*|[^/]*[-_]test)\.[cm]?[jt]s$|(?:^|/)(?:tests?|__tests__|spec)/(?:.*/)?[^/]+\.(?:rs|[cm]?[jt]sx?)$"
 )
 
+_JVM_TEST = re.compile(
+    r"(?:^|/)(?:Test[A-Z]\w*|\w+(?:Tests?|TestCase|Spec|IT))\.(?:java|kt|groovy|scala)$"
+)
+
 
 def is_crate_module(path: str) -> bool:
     """True if a test file is a module of a Rust crate, such as `src/tests.rs`, rather than a
@@ -32,6 +36,11 @@ def is_crate_module(path: str) -> bool:
 def is_run_alone(path: str) -> bool:
     """True if a runner accepts a test file by its path."""
     return bool(_RUN_ALONE.search(path)) and not is_crate_module(path)
+
+
+def contains_tests(path: str) -> bool:
+    """True if a file in a test folder contains tests by its name, and not only data or helpers."""
+    return is_run_alone(path) or is_crate_module(path) or bool(_JVM_TEST.search(path))
 
 
 # Hidden tests, which no seat sees: those of the caller, and of `[hidden]` in `.moothall.toml`.
