@@ -434,9 +434,13 @@ async def diff_between(run: RunGit, old: str, new: str, diff_filter: str = "") -
 async def _diff_with_options(
     run: RunGit, old: str, new: str, *options: str, path: str = "", attributes: str = "/dev/null"
 ) -> bytes:
+    # Names stay as they are, except where the text must be UTF-8 whatever the name is.
+    quotes_names = attributes != "/dev/null"
     return await run(
         "-c",
         f"core.attributesFile={attributes}",
+        "-c",
+        f"core.quotePath={str(quotes_names).lower()}",
         "diff",
         *_DIFF_OPTIONS,
         *options,

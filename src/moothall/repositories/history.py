@@ -163,6 +163,7 @@ _CONFIG = """[core]
 \tcheckStat = minimal
 \ttrustctime = false
 \thooksPath = /dev/null
+\tquotePath = false
 [gc]
 \tauto = 0
 [maintenance]

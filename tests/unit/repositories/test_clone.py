@@ -10,6 +10,7 @@ import pytest
 
 from moothall.config import WorkspaceSettings
 from moothall.errors import NotFound, PatchRefused, RepositoryError
+from moothall.ranking.diffs import file_diffs
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.git_objects import Change
 from moothall.repositories.gitcmd import GitRunner
@@ -459,6 +460,28 @@ async def test_every_kind_of_change_survives_diff_and_apply(
         change.path: change.content for change in changes
     }
     assert changes_by_path["mode.sh"].mode == "100755"
+
+
+async def test_a_diff_names_files_with_other_letters_as_they_are(
+    clone: TrustedClone, sample: Repo
+) -> None:
+    """So that a test file is recognized by its path in the diff."""
+    path = "tests/test_gr\u00f6\u00dfe.py"
+    sha = await fetch_ref(clone, sample)
+    patch = await clone.commit_changes(sha, [Change(path, "100644", b"def test_x(): pass\n")], "x")
+    assert patch.tests == (path,)
+    assert [part.path for part in file_diffs(patch.diff)] == [path]
+
+
+async def test_the_diff_of_a_name_that_is_not_utf8_is_text(
+    clone: TrustedClone, sample: Repo
+) -> None:
+    before = await fetch_ref(clone, sample)
+    (sample.path / os.fsdecode(b"na\xefve.txt")).write_text("x\n", encoding="utf-8")
+    sample.git("add", "--all")
+    sample.git("commit", "--quiet", "-m", "a name of Latin-1")
+    after = await fetch_ref(clone, sample)
+    assert r"na\357ve.txt" in await clone.diff(before, after)
 
 
 async def test_no_change_is_an_empty_patch(clone: TrustedClone, sample: Repo) -> None:

@@ -88,6 +88,12 @@ async def test_the_export_contains_the_history_with_its_tags_and_nothing_else(
     assert not (exported_repo.path / ".git" / "hooks").exists()
 
 
+async def test_git_names_files_with_other_letters_as_they_are(tmp_path: Path, repo: Repo) -> None:
+    exported_repo, _ = await exported(tmp_path, repo.path)
+    exported_repo.write({"gr\u00f6\u00dfe.txt": "x\n"})
+    assert exported_repo.git("status", "--porcelain") == "?? gr\u00f6\u00dfe.txt"
+
+
 @pytest.mark.parametrize(
     ("commits", "subjects"), [(1, ["merge"]), (4, ["first", "merge", "second", "side"])]
 )
