@@ -21,8 +21,9 @@ _RUN_ALONE = re.compile(
     r"|(?:^|/)(?:test|test-[^/]*|[^/]*[-_]test)\.[cm]?[jt]s$|(?:^|/)(?:tests?|__tests__|spec)/(?:.*/)?[^/]+\.(?:rs|[cm]?[jt]sx?)$"
 )
 
-_JVM_TEST = re.compile(
-    r"(?:^|/)(?:Test[A-Z]\w*|\w+(?:Tests?|TestCase|Spec|IT))\.(?:java|kt|groovy|scala)$"
+_NAMED_AS_TEST = re.compile(
+    r"(?:^|/)(?:[Tt]est(?:[A-Z_]\w*)?|\w+(?:_tests?|_spec|Tests?|TestCase|Spec|IT))"
+    r"\.(?:java|kt|groovy|scala|c|cc|cpp|cs|php|rb|swift)$"
 )
 
 
@@ -40,7 +41,7 @@ def is_run_alone(path: str) -> bool:
 
 def contains_tests(path: str) -> bool:
     """True if a file in a test folder contains tests by its name, and not only data or helpers."""
-    return is_run_alone(path) or is_crate_module(path) or bool(_JVM_TEST.search(path))
+    return is_run_alone(path) or is_crate_module(path) or bool(_NAMED_AS_TEST.search(path))
 
 
 # Hidden tests, which no seat sees: those of the caller, and of `[hidden]` in `.moothall.toml`.

@@ -8,6 +8,7 @@ from typing import Any, cast
 from moothall.deliberation.judging.agent_tests import extract_tests
 from moothall.deliberation.judging.author_tests import runnable_paths
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
+from moothall.deliberation.judging.hidden import contains_tests
 from moothall.domain.repository import Patch, Profile
 
 _JAVA = "src/test/java/shop/PriceTest.java"
@@ -40,3 +41,10 @@ async def test_a_check_of_one_case_does_not_run_for_such_tests() -> None:
 async def test_tests_added_to_an_existing_java_file_are_taken_over() -> None:
     patch = Patch("b" * 40, "c" * 40, _DIFF, tests=(_JAVA,))
     assert (await extract_tests(_runner(), patch, "test-writer", "qa")).own_tests == (_JAVA,)
+
+
+def test_data_and_helpers_among_tests_contain_no_tests() -> None:
+    for path in (_JAVA, "tests/misc_tests.c", "test/test_cart.rb", "tests/CartTest.php"):
+        assert contains_tests(path), path
+    for path in ("src/test/java/shop/Prices.java", "tests/common.h", "src/test/resources/a.json"):
+        assert not contains_tests(path), path
