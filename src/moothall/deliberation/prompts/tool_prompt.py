@@ -227,12 +227,13 @@ def environment_text(prepared: Prepared, overview: Overview) -> str:
     lines += [f"{note[:1].upper()}{note[1:]}." for note in prepared.notes]
     if not profile.checks:
         lines.append("No check was found in this repository: nothing runs when you submit.")
+    lines += [
+        _command_line("build, before each check", build.argv, build.folder)
+        for build in profile.builds
+    ]
     for name, argv in profile.checks.items():
-        folder = profile.folders.get(name, "")
-        command = clip(shlex.join(argv), _COMMAND_CHARS)
-        lines.append(
-            f"- {name}{f' (in {folder})' if folder else ''}: {command}: {_check_state(prepared, name)}"
-        )
+        line = _command_line(name, argv, profile.folders.get(name, ""))
+        lines.append(f"{line}: {_check_state(prepared, name)}")
     if overview.other_failing:
         more = len(overview.other_failing) - _FAILED_NAMED
         named = ", ".join(
@@ -240,6 +241,12 @@ def environment_text(prepared: Prepared, overview: Overview) -> str:
         ) + (f" and {more} more" if more > 0 else "")
         lines.append(f"These failed before you came: {named}.")
     return "\n".join(lines)
+
+
+def _command_line(name: str, argv: Sequence[str], folder: str) -> str:
+    return (
+        f"- {name}{f' (in {folder})' if folder else ''}: {clip(shlex.join(argv), _COMMAND_CHARS)}"
+    )
 
 
 def _check_state(prepared: Prepared, name: str) -> str:

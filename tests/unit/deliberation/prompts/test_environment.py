@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moothall.deliberation.prompts.tool_prompt import Overview, environment_text
-from moothall.domain.repository import Base, Prepared, Profile
+from moothall.domain.repository import Base, BuildStep, Prepared, Profile
 
 
 def environment_lines(needs: dict[str, str], *notes: str) -> list[str]:
@@ -27,3 +27,16 @@ def test_a_different_version_of_the_sandbox_is_reported() -> None:
         environment_lines({"node": ">=22", "python": ">=3.9"}, note)[0]
         == "The project asks for python >=3.9."
     )
+
+
+def test_a_seat_learns_how_the_checks_build_what_they_run() -> None:
+    profile = Profile(
+        checks={"tests": ("ctest",)},
+        folders={"tests": "c"},
+        builds=(BuildStep(("cmake", "--build", "my build"), "c"),),
+    )
+    prepared = Prepared(Base("r", "0" * 40, profile), "k", ())
+    assert environment_text(prepared, Overview()).splitlines()[1:] == [
+        "- build, before each check (in c): cmake --build 'my build'",
+        "- tests (in c): ctest: not run yet",
+    ]
