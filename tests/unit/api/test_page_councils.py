@@ -413,9 +413,16 @@ async def test_seats_are_steered_and_the_receivers_are_shown(app: App) -> None:
     outcome = Outcome(TASK, DeliberationStatus.COMPLETED)
     await app.bus.put(TASK, dump(outcome))
     await app.publish(EventType.DELIBERATION_DECIDED, **dump(outcome))
-    assert "Message to the seats" not in await app.read_page()
+    ended_page = await app.read_page()
+    assert "Message to the seats" not in ended_page
+    assert _live_parts(page) <= _live_parts(ended_page), "an open page replaces the forms too"
     response = await app.browser.send(path, form=form, key="l", message="too late")
     assert (response.status, "has ended" in response.text) == (400, True)
+
+
+def _live_parts(page: str) -> set[str]:
+    """Return the parts of a page that its script replaces."""
+    return set(re.findall(r'data-live="([^"]+)"', page))
 
 
 async def test_a_user_without_a_role_can_only_look(app: App) -> None:
