@@ -19,6 +19,7 @@ from moothall.domain.codec import load
 from moothall.domain.event import Channel, EventType, Recorded, deliberation_topics
 from moothall.domain.ids import Principal, TaskId, TaskKey, key_of, own_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.proposal import SeatOutcome
 from moothall.domain.status import TaskSeat, TaskView
 from moothall.domain.task import Deliberation
 from moothall.domain.text import contains_words
@@ -272,12 +273,7 @@ def _ended_view(task_id: TaskId, outcome: Outcome, time: str) -> TaskView:
         task_id,
         outcome.status,
         role=outcome.role,
-        seats=tuple(
-            TaskSeat(
-                seat.seat, seat.status.value, seat.error_code, seat.error_message[:_MAX_TEXT_CHARS]
-            )
-            for seat in outcome.seats
-        ),
+        seats=tuple(map(_ended_seat_view, outcome.seats)),
         progress=100,
         error=outcome.error_message[:_MAX_TEXT_CHARS],
         final_state=outcome.final_state,
@@ -310,14 +306,20 @@ def _format_time(time: datetime) -> str:
     return "" if time == UNDATED else time.isoformat(timespec="milliseconds")
 
 
-def seat_view(state: DeliberationState, seat: str) -> TaskSeat:
-    """Return the state of a seat."""
+def _ended_seat_view(ended: SeatOutcome) -> TaskSeat:
+    return TaskSeat(
+        ended.seat, ended.status.value, ended.error_code, ended.error_message[:_MAX_TEXT_CHARS]
+    )
+
+
+def seat_view(state: DeliberationState, seat: str, outcome: Outcome | None = None) -> TaskSeat:
+    """Return the state of a seat. After the end, the outcome says how each seat ended."""
+    ended = {result.seat: result for result in outcome.seats} if outcome else {}
+    if seat in ended:
+        return _ended_seat_view(ended[seat])
     final_fact = state.finished.get(seat) or state.failures.get(seat)
     if final_fact is not None:
-        value = final_fact.value
-        return TaskSeat(
-            seat, value.status.value, value.error_code, value.error_message[:_MAX_TEXT_CHARS]
-        )
+        return _ended_seat_view(final_fact.value)
     if any(fact.value.seat == seat for fact in state.proposals.values()):
         return TaskSeat(seat, "proposed")
     return TaskSeat(seat, "working" if state.started is not None else "waiting")

@@ -199,6 +199,8 @@ async def test_an_ended_council_shows_the_ranking_with_evidence_and_failed_seats
         "it stopped",
         "1 min 05 s",
         "nobody passed",
+        "<strong>Late</strong>",
+        "the seat was not done in time",
         'data-every="0"',
     ):
         assert words in page

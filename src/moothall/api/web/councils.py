@@ -254,7 +254,7 @@ def _refused_calls(progress: Progress) -> Sequence[tuple[str, str, str, str]]:
 def _seat_view(progress: Progress, outcome: Outcome, lane: SeatProgress) -> Mapping[str, Any]:
     """Return a seat's view: its lane, state, usage and duration."""
     state = progress.state
-    view = None if state is None else seat_view(state, lane.seat)
+    view = None if state is None else seat_view(state, lane.seat, outcome)
     has_ended = outcome.status.ended or lane.activity == ENDED
     end_time = (
         parse_time(lane.ended_at)
