@@ -43,10 +43,10 @@ class RoundTask:
     """A task of a story.
 
     `number` is its place from 1, `after` are the numbers of the tasks that it builds on. `status`
-    is waits, queued or at work, and at the end won, no winner, failed, out of time, cancelled or
-    skipped. `why` gives details, `next` the possible next action. `begun` is true once a council
-    has started it. `criteria` are the criteria of the story that it covers, as text. `level` is the
-    winner's level of evidence in words.
+    is waits, queued, at work or paused, and at the end won, no winner, failed, out of time,
+    cancelled or skipped. `why` gives details, `next` the possible next action. `begun` is true once
+    a council has started it. `criteria` are the criteria of the story that it covers, as text.
+    `level` is the winner's level of evidence in words.
     """
 
     number: int
@@ -194,7 +194,7 @@ def _with_status(step: RoundTask, end_status: str, error: str, view: TaskView | 
     if label == WON:
         reason = f"{view.winner_id}, {view.level}"
     elif not view.status.ended:
-        reason = f"{view.progress} %"
+        label, reason = "paused" if view.paused else label, f"{view.progress} %"
     level = view.level if label == WON else ""
     return replace(step, status=label, why=reason, begun=True, level=level)
 

@@ -198,6 +198,11 @@ async def test_a_running_card_shows_the_progress_of_its_tasks(
     active.append(fold(None, request_event))
     _, change = await fetch(browser, f"/cards?after={card.seq}")
     assert b">running 50 %, 2 seats</p>" in change
+    pause = {"task_id": "task-2", "number": 0, "by": OWNER.name}
+    paused_event = write(EventType.DELIBERATION_PAUSED, "task-2", pause, ordinal=0, **tenant)
+    active[0] = fold(active[0], paused_event)
+    _, change = await fetch(browser, f"/cards?after={card.seq}")
+    assert b">paused 50 %, 2 seats</p>" in change
 
 
 async def test_a_page_is_rendered_outside_the_event_loop() -> None:

@@ -59,13 +59,19 @@ def test_a_running_task_has_the_status_of_its_council() -> None:
             TaskId("a"), DeliberationStatus.COMPLETED, winner_id="agent-dev-002", proven=True
         ),
         TaskId("b"): TaskView(TaskId("b"), DeliberationStatus.IN_PROGRESS, progress=45),
+        TaskId("c"): TaskView(
+            TaskId("c"), DeliberationStatus.IN_PROGRESS, progress=14, paused=True
+        ),
     }
     task_steps = steps(plan_derived(), views=views)
     assert [(step.status, step.why, step.begun) for step in task_steps] == [
         ("won", "agent-dev-002, proven", True),
         ("at work", "45 %", True),
-        ("waits", "", False),
+        ("paused", "14 %", True),
     ]
+    del views[TaskId("c")]
+    last = steps(plan_derived(), views=views)[-1]
+    assert (last.status, last.why, last.begun) == ("waits", "", False)
 
 
 def test_a_task_that_could_not_be_submitted_has_a_reason() -> None:

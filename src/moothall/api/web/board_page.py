@@ -216,10 +216,13 @@ class _CardRange:
 
 @dataclass(frozen=True, slots=True)
 class _Progress:
-    """The progress of a story's councils in percent, and the number of their seats at work."""
+    """The progress of a story's councils in percent, the number of their seats at work, and whether
+    all running councils are paused.
+    """
 
     percent: int
     seats: int
+    paused: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,9 +365,11 @@ def _progress_of(
     views = [views_by_id[task_id] for task_id in tasks if task_id in views_by_id]
     if not tasks:
         return None
+    running = [view for view in views if not view.status.ended]
     return _Progress(
         sum(view.progress for view in views) // len(tasks),
-        sum(len(view.seats) for view in views if not view.status.ended),
+        sum(len(view.seats) for view in running),
+        bool(running) and all(view.paused for view in running),
     )
 
 
