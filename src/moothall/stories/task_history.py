@@ -190,7 +190,8 @@ def _with_status(step: RoundTask, end_status: str, error: str, view: TaskView | 
         if view.status is DeliberationStatus.COMPLETED and not view.winner_id
         else view.status.value
     )
-    label, reason = _STATUS_LABELS.get(status, status.lower()), view.error
+    label = _STATUS_LABELS.get(status, status.lower())
+    reason = view.error.removeprefix("Cancelled: ") if label == "cancelled" else view.error
     if label == WON:
         reason = f"{view.winner_id}, {view.level}"
     elif not view.status.ended:

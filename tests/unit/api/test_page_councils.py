@@ -338,6 +338,9 @@ async def test_a_running_council_is_cancelled_by_a_user_with_a_role(app: App) ->
     events = [recorded.event async for recorded in app.bus.replay()]
     (event,) = [event for event in events if event.type is EventType.DELIBERATION_CANCELLED]
     assert (event.data["reason"], event.data["by"]) == ("too dear", LOCAL.name)
+    outcome = Outcome(TASK, DeliberationStatus.CANCELLED, final_state="cancelled")
+    await app.bus.put(TASK, dump(outcome))
+    assert "Cancelled</strong> · <span" in await app.read_page(), "the state is shown once"
 
 
 async def test_a_council_is_paused_and_resumed_by_a_button(app: App) -> None:

@@ -129,3 +129,10 @@ def test_the_architects_deliberation_that_derived_the_tasks_is_named() -> None:
 @pytest.mark.parametrize("tasks", [None, "x", [1], [{}], {"a": 1}])
 def test_a_malformed_plan_has_no_tasks(tasks: Any) -> None:
     assert steps(plan_derived(tasks)) == []
+
+
+def test_a_cancelled_task_has_the_reason_once() -> None:
+    error = "Cancelled: too dear"
+    views = {TaskId("a"): TaskView(TaskId("a"), DeliberationStatus.CANCELLED, error=error)}
+    step = steps(plan_derived(), views=views)[0]
+    assert (step.status, step.why) == ("cancelled", "too dear")

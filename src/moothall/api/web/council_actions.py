@@ -46,7 +46,7 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
         council_actions.check_role(session.principal)
         await deliberations.cancel(
             check_task_id(task_id),
-            form.get("reason", "").strip() or "cancelled on the page",
+            form.get("reason", "").strip() or f"by {session.principal.name}, on the page",
             session.principal,
         )
         return redirect(f"/councils/{task_id}")
