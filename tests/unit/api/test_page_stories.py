@@ -221,5 +221,11 @@ async def test_runs_are_listed_searched_and_paged(browser: Browser) -> None:
     longest = (await browser.get("/runs?sort=time&page=2")).text
     assert re.findall(r'href="/councils/([^"]+)"', longest) == ["task-1", "task-0"]
     assert 'aria-sort="descending">Time' in longest
+    key = key_of(TaskId("task-52"), OWNER.tenant)
+    failed = Outcome(key, DeliberationStatus.FAILED, OWNER.tenant, error_message="a word " * 60)
+    await bus.publish(
+        new_event(EventType.DELIBERATION_DECIDED, key, dump(failed), tenant=OWNER.tenant)
+    )
+    assert "a word a word...</div>" in (await browser.get("/runs")).text, "words are not cut"
     for query in ("sort=luck", "page=0", "page=x", "page=999", "state=lost"):
         assert (await browser.get(f"/runs?{query}")).status == 400
