@@ -30,7 +30,7 @@ from moothall.config import Settings
 from moothall.domain.codec import dump
 from moothall.domain.event import Channel, Recorded, Topic, deliberation_topics
 from moothall.domain.text import count_of
-from moothall.errors import MoothallError
+from moothall.errors import MoothallError, NotFound
 
 if TYPE_CHECKING:  # imported by the command that runs
     from moothall.authorization.audit_chain import StreamChains
@@ -73,15 +73,21 @@ async def tail(
         from moothall.domain.ids import check_task_key
 
         topics = deliberation_topics(check_task_key(task_id))
+    is_unknown = bool(task_id) and not after_seq
     async with open_log(settings, print_status, alone=not follow) as bus:
         events = bus.follow(topics, after_seq) if follow else bus.replay(topics, after_seq)
         async with aclosing(events):
             async for recorded in events:
+                is_unknown = False
                 click.echo(
                     json.dumps({"seq": recorded.seq} | dump(recorded.event))
                     if as_json
                     else _line(recorded)
                 )
+    if is_unknown:
+        raise NotFound(
+            f"the log has no events of task {task_id!r}; `moothall list` shows the tasks"
+        )
 
 
 def _line(recorded: Recorded) -> str:
