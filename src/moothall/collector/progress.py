@@ -14,7 +14,7 @@ from moothall.domain.event import Data, EventType, Recorded
 from moothall.domain.ids import TaskKey
 from moothall.domain.outcome import DeliberationStatus
 from moothall.domain.proposal import seat_progress
-from moothall.domain.text import as_sentence
+from moothall.domain.text import as_sentence, count_of
 from moothall.errors import InvalidRequest
 
 # Progress of each seat of a deliberation, event by event: its turns, tools, checks and last
@@ -361,11 +361,8 @@ def _format_progress(agent: str, data: Data) -> str:
 
 
 def _format_turn(agent: str, data: Data) -> str:
-    operations = data.get("operations")
-    return (
-        f"{agent} finished turn {data.get('turn', '')} with "
-        f"{len(operations) if isinstance(operations, list) else 0} tool calls."
-    )
+    tool_calls = count_of(len(list_of(data.get("operations"))), "tool call")
+    return f"{agent} finished turn {data.get('turn', '')} with {tool_calls}."
 
 
 def _format_call(agent: str, data: Data) -> str:
@@ -373,7 +370,8 @@ def _format_call(agent: str, data: Data) -> str:
     total = _positive_int(usage.get("prompt_tokens")) + _positive_int(
         usage.get("completion_tokens")
     )
-    return f"{agent or 'The council'} asked the model ({data.get('phase', '')}): {total} tokens."
+    caller = "The council" if agent in {"", "-"} else agent
+    return f"{caller} asked the model ({data.get('phase', '')}): {total} tokens."
 
 
 def _format_check(agent: str, data: Data) -> str:

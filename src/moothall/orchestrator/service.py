@@ -586,7 +586,7 @@ class DeliberationService:
         event_type = EventType.DELIBERATION_PAUSED if paused else EventType.DELIBERATION_RESUMED
         if await find_decision(self._bus, task_key) is not None:
             raise InvalidRequest(
-                f"deliberation {task_id!r} has ended: it can neither wait nor go on"
+                f"deliberation {task_id!r} has ended and cannot be paused or resumed"
             )
         pauses = Pauses.of(
             [recorded.event async for recorded in self._bus.replay((Channel.WORDS.of(task_key),))]

@@ -94,6 +94,12 @@ def test_the_steps_name_the_actor_and_the_action() -> None:
         f"{SEATS[1]} reviewed {SEATS[0]}: 0.5.",
         f"Decided: {SEATS[0]} wins, proven.",
     ]
+    story = Story().called("-", "c", 20)
+    story.add(EventType.SEAT_TURN, {"seat": SEATS[0], "turn": 1, "operations": [{}]})
+    assert [step.step for step in steps_of(story.events)][-2:] == [
+        "The council asked the model (propose): 21 tokens.",
+        f"{SEATS[0]} finished turn 1 with 1 tool call.",
+    ]
     report = {
         "agent": "tie-breaker",
         "message": "tie-breaker: 2 answers behave the same: tried both",

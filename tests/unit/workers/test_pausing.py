@@ -149,7 +149,7 @@ async def test_an_ended_deliberation_can_be_neither_paused_nor_resumed(tmp_path:
         await app.bus.publish(
             new_event(EventType.DELIBERATION_DECIDED, d.task_id, {"task_id": d.task_id})
         )
-        with pytest.raises(InvalidRequest, match="has ended: it can neither wait nor go on"):
+        with pytest.raises(InvalidRequest, match="has ended and cannot be paused or resumed"):
             await deliberations.pause(d.own_id, LOCAL)
 
 
