@@ -71,7 +71,7 @@ async def _wait_until_built(user: Reader) -> bool:
     async def has_ended() -> bool:
         await user.page.reload()
         text = await user.text()
-        dispatched = "begins when those before it" not in text  # shown until its task is dispatched
+        dispatched = "Next: begins" not in text  # shown until its task is dispatched
         next_steps = await user.page.locator("ol.tasks > li > p", has_text="Next:").count()
         return (next_steps > 0 and dispatched) or await _may_accept(user)
 

@@ -210,6 +210,8 @@ def _with_next_actions(last: Round, state: str) -> Round:
                 "begins when the design is accepted"
                 if state == "design"
                 else "begins when those before it have a winner"
+                if step.after
+                else "begins at once"
             )
         elif step.lost:
             next_action = _NEXT_BY_STATE.get(state, "")

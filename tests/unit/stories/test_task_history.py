@@ -49,6 +49,7 @@ def test_a_task_without_a_council_waits_for_its_dependencies_or_the_design() -> 
         (2, "waits", (), False),
         (3, "waits", (1, 2), False),
     ]
+    assert task_steps[0].next == "begins at once"
     assert task_steps[2].next == "begins when those before it have a winner"
     assert steps(plan_derived(), state="design")[0].next == "begins when the design is accepted"
 
