@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -251,7 +252,7 @@ def _server(settings: Settings) -> MCPServer[McpBackend]:
         extensions=[TasksExtension(_document)],
     )
     for tool in (deliberate, ask, result, why, context):
-        server.tool()(_report_errors(tool))
+        server.tool(description=inspect.getdoc(tool))(_report_errors(tool))
     return server
 
 
