@@ -375,7 +375,7 @@ def refuse_unless_operator(principal: Principal) -> None:
     """Raise `Refused` unless the principal is an operator."""
     if not principal.operator:
         raise Refused(
-            f"{principal.name} is no operator: `operator = true` in the file of tokens makes one"
+            f"{principal.name} is no operator: give the account or token the role `operator`"
         )
 
 

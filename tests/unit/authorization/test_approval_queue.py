@@ -195,5 +195,5 @@ async def test_listeners_get_each_allowed_request_once_wherever_it_was_allowed(
 
 def test_only_operators_may_decide_requests() -> None:
     refuse_unless_operator(Principal("ann", "local", operator=True))
-    with pytest.raises(Refused, match="eve is no operator"):
+    with pytest.raises(Refused, match="eve is no operator: give the account or token the role"):
         refuse_unless_operator(Principal("eve", "local"))
