@@ -88,6 +88,7 @@ def test_a_criterion_is_shown_only_by_the_tests_of_its_tasks() -> None:
     assert (polite.tests, polite.is_shown) == ((ShownBy("test_polite", AUTHOR),), False)
     assert (quiet.tests, quiet.tasks) == ((), ())
     assert not result.shares_tests
+    assert not result.has_independent_winners, "the second one is self-tested"
     assert [item.task.number for item, _ in result.candidates] == [1, 2]
     (reason,) = result.level_reasons.items()
     assert reason == (
@@ -100,6 +101,7 @@ def test_tests_of_a_task_with_several_criteria_are_marked_as_shared() -> None:
     result = result_of(council(1, *CRITERIA[:2], fixed=("test_greets",)))
     assert [len(item.tests) for item in result.criteria] == [1, 1, 0]
     assert result.shares_tests
+    assert result.has_independent_winners
 
 
 def test_a_task_without_a_winner_is_no_evidence_for_a_criterion() -> None:

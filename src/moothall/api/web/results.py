@@ -255,6 +255,13 @@ class StoryResult:
         }
 
     @property
+    def has_independent_winners(self) -> bool:
+        """Whether tests by others than their authors support the winners of all current tasks."""
+        return bool(self.candidates) and all(
+            comparison.rows[0].result.level.independent for _, comparison in self.candidates
+        )
+
+    @property
     def shares_tests(self) -> bool:
         """Whether a task with tests covers more than one criterion, so that it is unknown which
         test shows which one.

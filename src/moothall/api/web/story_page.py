@@ -127,7 +127,7 @@ def next_step(card: StoryState, principal: Principal) -> str:
     if not transitions or card.position.state in lifecycle().end:
         if card.is_unmerged:
             return "merge the result" + ("" if may_merge(card, principal) else " (po or operator)")
-        return "none: the story has ended"
+        return "nothing: the story has ended"
     next_transition = max(
         transitions, key=lambda transition: lifecycle().order.index(transition.target)
     )
