@@ -74,7 +74,9 @@ async def test_a_question_and_a_follow_up_form_a_conversation(app: SignedIn) -> 
     assert "Next question" not in (await app.browser.get("/councils/first")).text
     await app.answer("first", HOSTILE)
     page = (await app.browser.get("/councils/first")).text
-    assert SHOWN in page
+    assert page.count(SHOWN) == 1
+    assert page.index(SHOWN) < page.index("Elapsed"), "the answer comes first"
+    assert "Ranking" not in page, "text of one agent has no level of evidence"
     assert "Next question" in page
     assert '<input type="hidden" name="follows" value="first">' in page
     on = {
