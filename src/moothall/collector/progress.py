@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moothall.collector.fold import DeliberationState, fold
+from moothall.collector.timeline import REVIEW_PHASES
 from moothall.domain.codec import list_of, mapping_of
 from moothall.domain.event import Data, EventType, Recorded
 from moothall.domain.ids import TaskKey
@@ -55,7 +56,7 @@ class SeatProgress:
     tool_call_count: the number of all its tool calls.
     refused: its last refused tool calls as (tool, status, reason), the latest last.
     checks: the checks of its last turn that ran any.
-    last_message: the last message of the model.
+    last_message: the last message of the model, reviews aside.
     steering_ids: the event ids of the steering messages that the seat has received.
     started_at, ended_at: RFC 3339 in UTC; '' if unknown.
     about_text: there is no repository, so nothing is re-checked.
@@ -114,12 +115,14 @@ def _on_started(progress: SeatProgress, data: Data) -> SeatProgress:
 
 def _on_model_call(progress: SeatProgress, data: Data) -> SeatProgress:
     steering_ids = data.get("told")
+    phase = _read_text(data.get("phase"), _MAX_NAME_CHARS)
+    answer = "" if phase in REVIEW_PHASES else _read_text(data.get("answer"), _MAX_MESSAGE_CHARS)
     runs_tools = bool(data.get("calls")) and progress.activity == _ACTIVITIES[EventType.SEAT_TURN]
     return replace(
         progress,
         activity=_RUNS_TOOLS if runs_tools else progress.activity,
-        phase=_read_text(data.get("phase"), _MAX_NAME_CHARS),
-        last_message=_read_text(data.get("answer"), _MAX_MESSAGE_CHARS) or progress.last_message,
+        phase=phase,
+        last_message=answer or progress.last_message,
         steering_ids=tuple(map(str, steering_ids))
         if isinstance(steering_ids, list | tuple)
         else progress.steering_ids,

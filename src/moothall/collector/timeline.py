@@ -57,7 +57,7 @@ class ModelCallReader:
 Kind = Literal["model", "review", "tools", "check"]
 MODEL_KINDS = ("model", "review")
 """The kinds of steps that are model calls."""
-_REVIEW_PHASES = frozenset({"critique", "verify"})
+REVIEW_PHASES = frozenset({"critique", "verify"})
 _MIN_SECONDS = 0.05
 """Shorter blocks of tools and checks are left out."""
 _MAX_TEXT_CHARS = 1_000
@@ -169,7 +169,7 @@ def _on_model_call(lane: _OpenLane, at: float, data: Data) -> None:
         lane.blocks[-1] = replace(last, call=call)
     lane.add(
         Block(
-            "review" if phase in _REVIEW_PHASES else "model",
+            "review" if phase in REVIEW_PHASES else "model",
             max(0.0, at - seconds),
             at,
             phase or "model",

@@ -55,6 +55,13 @@ def test_a_lane_shows_turns_tools_checks_and_the_last_text() -> None:
     assert progress_of(story.failed(ONE).events).seats[ONE].ended_at
 
 
+def test_a_review_is_no_message_of_its_seat() -> None:
+    story = turn(Story().begun(), thought="I add it.")
+    review = {"seat": ONE, "call_id": "c", "phase": "verify", "usage": {}, "answer": '{"score": 8}'}
+    story.add(EventType.MODEL_CALLED, review)
+    assert progress_of(story.events).seats[ONE].last_message == "I add it."
+
+
 def test_a_seat_waits_for_the_model_runs_its_tools_and_waits_for_the_decision() -> None:
     story = Story().begun()
     assert progress_of(story.events).seats[ONE].activity == "waits for the model"
