@@ -89,6 +89,8 @@ async def test_the_longest_story_fits_and_its_text_has_no_effect(
         )
         await user.press("Create")
         await check_appearance(user, "story-longest")
+        await user.open(f"{user.page.url.removeprefix(user.web)}/edit")
+        await check_appearance(user, "edit-longest")
         await user.open("/")
         await check_appearance(user, "board-longest")
         assert await user.page.title() != "owned"
