@@ -23,6 +23,7 @@ from moothall.client.types import (
     StorySummary,
     TaskOptions,
     Update,
+    check_options,
 )
 from moothall.concurrency import leaves
 from moothall.config import find_default_file
@@ -322,6 +323,7 @@ class AsyncClient:
         server's default repository is used, or the task is about text. A server in another process
         accepts only paths that were registered there (`moothall repo add`).
         """
+        check_options(options, TaskOptions.__annotations__)
         request = DeliberationRequest(
             description=task,
             role=options.get("role", "dev"),

@@ -4,7 +4,7 @@ Evaluations from Python: what `moothall evaluate` does, with a typed report.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -104,6 +104,14 @@ class EvaluationOptions(TypedDict, total=False):
     on_progress: Callable[[str], None]
 
 
+def check_options(options: Mapping[str, object], known: Iterable[str]) -> None:
+    """Raise `TypeError` for an unknown option, as Python does for a keyword argument."""
+    known_names = sorted(known)
+    for name in options:
+        if name not in known_names:
+            raise TypeError(f"unexpected option {name!r}; there are {', '.join(known_names)}")
+
+
 @dataclass(frozen=True, slots=True)
 class Update:
     """One event of a deliberation.
@@ -175,6 +183,7 @@ async def run_evaluation(settings: Settings, repository: str, options: Evaluatio
     """Measure configurations on a repository and return the report. Raises `NotFound` if no commit
     becomes a task.
     """
+    check_options(options, EvaluationOptions.__annotations__)
     origin = await find_origin(settings, repository)
     folder = await find_folder(settings, options.get("folder"), origin, None)
     plan = Plan(
@@ -202,6 +211,7 @@ def _configurations(
     configurations = []
     for name, values in options_by_name.items():
         check_name(name)
+        check_options(values, ConfigurationOptions.__annotations__)
         file = values.get("settings")
         options = Options(
             agents=values.get("agents", 0),
