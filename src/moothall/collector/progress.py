@@ -442,7 +442,7 @@ _SENTENCES: Mapping[EventType, Callable[[str, Data], str]] = {
         f"{data.get('by', '')} says: {data.get('message', '')}"
     ),
     EventType.DELIBERATION_PAUSED: lambda _, data: f"Paused by {data.get('by', '')}.",
-    EventType.DELIBERATION_RESUMED: lambda _, data: f"{data.get('by', '')} lets it go on.",
+    EventType.DELIBERATION_RESUMED: lambda _, data: f"Resumed by {data.get('by', '')}.",
     EventType.DELIBERATION_DECIDED: _format_decision,
 }
 

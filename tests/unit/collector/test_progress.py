@@ -96,9 +96,11 @@ def test_the_steps_name_the_actor_and_the_action() -> None:
     ]
     story = Story().called("-", "c", 20)
     story.add(EventType.SEAT_TURN, {"seat": SEATS[0], "turn": 1, "operations": [{}]})
-    assert [step.step for step in steps_of(story.events)][-2:] == [
+    story.add(EventType.DELIBERATION_RESUMED, {"by": "ada"})
+    assert [step.step for step in steps_of(story.events)][-3:] == [
         "The council asked the model (propose): 21 tokens.",
         f"{SEATS[0]} finished turn 1 with 1 tool call.",
+        "Resumed by ada.",
     ]
     report = {
         "agent": "tie-breaker",
