@@ -35,6 +35,7 @@ from moothall.config import Settings
 from moothall.domain.ids import is_id
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import Constraints, DeliberationRequest
+from moothall.domain.text import count_of
 from moothall.errors import InvalidRequest
 
 if TYPE_CHECKING:  # imported once the model server has answered
@@ -104,7 +105,7 @@ def show_answer(console: Console, outcome: Outcome) -> None:
         ]
         console.print(
             Text(
-                f"{len(paths)} files, +{added} -{removed}: "
+                f"{count_of(len(paths), 'file')}, +{added} -{removed}: "
                 f"{', '.join(plain(path, 80) for path in paths)}"
             )
         )

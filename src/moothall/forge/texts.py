@@ -221,7 +221,8 @@ def _yes_or_no(value: bool) -> str:  # noqa: FBT001 - the shown value
 
 def _describe_checks(result: Result) -> str:
     verdicts = [
-        f"{text(item.check, 60)} {item.verdict} ({item.passed} passed, {item.failed} failed)"
+        f"{text(item.check, 60)} {item.verdict}"
+        + (f" ({item.passed} passed, {item.failed} failed)" if item.passed or item.failed else "")
         for item in result.evidence
     ]
     return "<br>".join(

@@ -48,6 +48,7 @@ _FINDS = (
 
 def _outcome(**overrides: object) -> Outcome:
     evidence = Evidence(HOSTILE, Verdict.PASSED, passed=3)
+    applies = Evidence("applies", Verdict.PASSED)
     result = Result(
         1,
         "agent-dev-001",
@@ -57,7 +58,7 @@ def _outcome(**overrides: object) -> Outcome:
         passed_gates=True,
         proven=True,
         content=HOSTILE,
-        evidence=(evidence,),
+        evidence=(applies, evidence),
         diff="+x\n",
     )
     seat = SeatOutcome("agent-dev-002", SeatStatus.FAILED, "NO_CHANGES", HOSTILE)
@@ -110,6 +111,7 @@ def test_a_table_stays_intact() -> None:
     rows = [line for line in pull_body(_outcome(), ISSUE).splitlines() if line.startswith("|")]
     assert [row.count("|") for row in rows] == [8, 8, 8]
     assert "3 passed, 0 failed" in rows[2]
+    assert "applies passed<br>" in rows[2], "a check without tests has no count"
 
 
 def test_a_task_marker_is_found_only_at_the_start() -> None:
