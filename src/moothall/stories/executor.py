@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from moothall.concurrency import Pace
 from moothall.config import LimitSettings
 from moothall.domain.event import Channel, Event, EventType, Recorded
-from moothall.domain.ids import Principal, TaskId, digest, key_of
+from moothall.domain.ids import Principal, TaskId, key_of
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.plan import AtomicTask, Plan, Story
 from moothall.domain.task import TASK_CHARS, Constraints, RepositoryRef
@@ -46,6 +46,7 @@ from moothall.stories.plans import (
     check_plan,
     design_request,
     design_task,
+    plan_id_after,
     read_tasks,
     repair_task,
     task_request,
@@ -207,7 +208,7 @@ class StoryExecutor:
         elif state == "build" and "built" in facts:
             await self._board.move(card.story.id, "build", principal, system=True)
         elif state == "build" and card.ended_before:
-            plan_id = _new_plan_id(card)
+            plan_id = plan_id_after(card.moved)
             tasks = (_repair_plan_task(card, plan_id),)
             await self._planner.record_plan(
                 card,
@@ -237,9 +238,7 @@ class StoryExecutor:
         reason = f"{move.data.get('event')} by {move.data.get('actor')}"
         if from_state == "design":
             entering = moves[moves.index(move.id) - 1]
-            await self._cancel_deliberation(
-                design_task(_plan_id_after(entering)), reason, principal
-            )
+            await self._cancel_deliberation(design_task(plan_id_after(entering)), reason, principal)
             return
         derived = None
         for event in await self._board.history(card.story.id, principal):
@@ -297,7 +296,7 @@ class StoryExecutor:
         """Derive a story's tasks: by architects if they are asked and their answer is valid, by its
         roles otherwise.
         """
-        plan_id = _new_plan_id(card)
+        plan_id = plan_id_after(card.moved)
         plan = Plan(card.story.id, plan_id, (), publish=True, actor=principal.name, by="roles")
         if self._architects:
             plan = await self._plan_by_architects(card, plan, principal)
@@ -562,15 +561,6 @@ def _due_step(card: StoryState) -> str:
         and card.merge_request is None
     )
     return "deliver" if state == "done" and "failed" not in facts and not delivered else ""
-
-
-def _new_plan_id(card: StoryState) -> str:
-    """Return the id of the plan for a story's current stay in a state."""
-    return _plan_id_after(card.moved)
-
-
-def _plan_id_after(move_id: str) -> str:
-    return f"plan-{digest(move_id)[:16]}"
 
 
 def _tenant_of(card: StoryState) -> str:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from moothall.config import LimitSettings
 from moothall.domain.codec import describe_errors
-from moothall.domain.ids import ROLES, TaskId, check_id, derived_task_id, read_role
+from moothall.domain.ids import ROLES, TaskId, check_id, derived_task_id, digest, read_role
 from moothall.domain.outcome import Outcome
 from moothall.domain.plan import AtomicTask, DependencyOrder, LineComment, Story, Strategy
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
@@ -425,6 +425,11 @@ _MAX_ANSWER_CHARS = 60_000
 
 class _Answer(BaseModel):
     tasks: tuple[Outline, ...] = Field(min_length=1)
+
+
+def plan_id_after(move_id: str) -> str:
+    """Return the id of the plan of a story's stay in the state that a move entered."""
+    return f"plan-{digest(move_id)[:16]}"
 
 
 def design_task(plan_id: str) -> TaskId:

@@ -22,6 +22,7 @@ from moothall.domain.event import EventType
 from moothall.domain.ids import TaskId, key_of
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import Deliberation
+from moothall.stories.plans import design_task, plan_id_after
 from moothall.telemetry.tracing import write
 from moothall.testing.bus import MemoryBus
 from support.browsing import DRAFT, Browser, serving_page
@@ -183,8 +184,37 @@ async def test_a_running_card_shows_the_progress_of_its_tasks(
     await bus.publish(write(EventType.DELIBERATION_DECIDED, "task-1", dump(outcome), **tenant))
     _, change = await fetch(browser, f"/cards?after={card.seq}")
     assert b">running 50 %</p>" in change, "also without an event of the story"
+    active.append(_requested("task-2"))
+    _, change = await fetch(browser, f"/cards?after={card.seq}")
+    assert b">running 50 %, 2 seats</p>" in change
+    pause = {"task_id": "task-2", "number": 0, "by": OWNER.name}
+    paused_event = write(EventType.DELIBERATION_PAUSED, "task-2", pause, ordinal=0, **tenant)
+    active[0] = fold(active[0], paused_event)
+    _, change = await fetch(browser, f"/cards?after={card.seq}")
+    assert b">paused 50 %, 2 seats</p>" in change
+
+
+async def test_a_story_in_design_links_to_its_council_of_architects(
+    browser: Browser, active: list[DeliberationState]
+) -> None:
+    await sign_in(browser)
+    board = browser.dependencies.stories.board
+    story = (await board.create(DRAFT, OWNER, key="1")).story.id
+    await board.move(story, "refine", OWNER)
+    card = await board.move(story, "submit", OWNER)
+    _, page = await fetch(browser, f"/stories/{story}")
+    assert b"A council of architects" not in page, "it has not started"
+    task_id = design_task(plan_id_after(card.moved))
+    active.append(_requested(task_id))
+    _, page = await fetch(browser, f"/stories/{story}")
+    link = f'<a href="/councils/{task_id}">A council of architects</a> divides the story: 0 %'
+    assert link.encode() in page
+
+
+def _requested(task_id: str) -> DeliberationState:
+    """Return the state of a deliberation of two seats that was requested."""
     d = Deliberation(
-        key_of(TaskId("task-2"), OWNER.tenant),
+        key_of(TaskId(task_id), OWNER.tenant),
         "Test it",
         "qa",
         "vote",
@@ -194,15 +224,8 @@ async def test_a_running_card_shows_the_progress_of_its_tasks(
         2,
         tenant=OWNER.tenant,
     )
-    request_event = write(EventType.DELIBERATION_REQUESTED, "task-2", dump(d), **tenant)
-    active.append(fold(None, request_event))
-    _, change = await fetch(browser, f"/cards?after={card.seq}")
-    assert b">running 50 %, 2 seats</p>" in change
-    pause = {"task_id": "task-2", "number": 0, "by": OWNER.name}
-    paused_event = write(EventType.DELIBERATION_PAUSED, "task-2", pause, ordinal=0, **tenant)
-    active[0] = fold(active[0], paused_event)
-    _, change = await fetch(browser, f"/cards?after={card.seq}")
-    assert b">paused 50 %, 2 seats</p>" in change
+    tenant = {"tenant": OWNER.tenant}
+    return fold(None, write(EventType.DELIBERATION_REQUESTED, task_id, dump(d), **tenant))
 
 
 async def test_a_page_is_rendered_outside_the_event_loop() -> None:

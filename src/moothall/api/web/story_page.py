@@ -28,7 +28,13 @@ from moothall.errors import ConcurrentUpdate, InvalidRequest, MoothallError, Per
 from moothall.stories.coach import score
 from moothall.stories.lifecycle import Blocked, decide, lifecycle
 from moothall.stories.planner import changeable, may_change, may_retry
-from moothall.stories.plans import Outline, read_outline, to_outlines
+from moothall.stories.plans import (
+    Outline,
+    design_task,
+    plan_id_after,
+    read_outline,
+    to_outlines,
+)
 from moothall.stories.story_state import COMPLETED, FAILED, MERGE_ROLES, PASSED, StoryState
 from moothall.stories.task_history import rounds, task_ids
 
@@ -283,7 +289,8 @@ async def story_page(dependencies: ApiDependencies, story_id: str, session: Sess
         dependencies.stories.budgets.of(card.story.id, principal.tenant, card.story.budget),
         dependencies.stories.board.cards(principal),
     )
-    views = await dependencies.records.tasks.find_tasks(task_ids(events), principal)
+    design = design_task(plan_id_after(card.moved))
+    views = await dependencies.records.tasks.find_tasks((design, *task_ids(events)), principal)
     story_rounds = rounds(events, views, card.position.state)
     councils = await read_councils(dependencies, card, story_rounds, principal)
     possible_moves = moves(card, principal)
@@ -299,6 +306,7 @@ async def story_page(dependencies: ApiDependencies, story_id: str, session: Sess
         "moves": possible_moves,
         "primary": "" if can_retry else _primary_event(card, possible_moves),
         "next_step": next_step(card, principal),
+        "designing": views.get(design) if is_working(card) else None,
         "may_change": may_change(card, principal),
         "may_edit": may_edit(card, session),
         "can_retry": can_retry,
