@@ -254,12 +254,9 @@ def show_provenance(console: Console, row: Mapping[str, Any]) -> None:
     _branch(seat, "tool call", row["tool_calls"], _tool_call)
     decisions = root.add(_line("approver", "nobody yet" if not row["decisions"] else ""))
     for decision in row["decisions"]:
-        decisions.add(
-            _text(
-                f"{_clean(decision['approver'])} {_clean(decision['decision'])}: "
-                f"{_clean(decision['comment'])}"
-            )
-        )
+        made = "requested changes" if decision["decision"] == "changes" else decision["decision"]
+        comment = f": {_clean(decision['comment'])}" if decision["comment"] else ""
+        decisions.add(_text(f"{_clean(decision['approver'])} {_clean(made)}{comment}"))
     console.print(root)
 
 

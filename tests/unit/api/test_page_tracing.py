@@ -35,11 +35,14 @@ pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-t
 ROW: dict[str, Any] = {
     "story": {"story_id": "story-1", "headline": HOSTILE, "state": "done"},
     "task": {"task_id": "task-1", "description": "Add hello_world", "role": "dev"},
-    "deliberation": {"task_id": "task-1", "proven": True},
+    "deliberation": {"task_id": "task-1", "proven": False, "evidence_level": "self_tested"},
     "seat": {"seat": "agent-dev-001", "approach": HOSTILE},
     "reviews": [{"reviewer": "agent-dev-002", "score": 0.5, "comment": HOSTILE}],
     "evidence": [{"check": "tests", "verdict": "passed"}],
-    "decisions": [{"approver": "pat", "decision": "approved", "comment": HOSTILE}],
+    "decisions": [
+        {"approver": "pat", "decision": "approved", "comment": HOSTILE},
+        {"approver": "quinn", "decision": "changes", "comment": ""},
+    ],
 }
 
 
@@ -99,7 +102,9 @@ async def test_the_origin_of_a_line_is_found_from_repository_to_approver(app: Ap
         "Line 900 of src/a.py",
         'href="/stories/story-1"',
         'href="/councils/task-1"',
+        "self-tested</span>",
         "<strong>pat</strong> approved",
+        "<strong>quinn</strong> requested changes</p>",
     ):
         assert words in page
     assert 'aria-current="true"' in page
