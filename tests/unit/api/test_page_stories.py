@@ -89,7 +89,8 @@ async def test_a_conflicting_edit_keeps_the_typed_text(browser: Browser) -> None
         f"/stories/{card.story.id}/edit", do="save", title="Mine", seq=str(card.seq), form=form
     )
     assert (late.status, 'value="Mine"' in late.text) == (409, True)
-    assert "was changed since you opened it" in late.text
+    assert "was changed since you opened it, so your text was not stored." in late.text
+    assert "seq" not in late.text.partition('role="alert"')[2].partition("</p>")[0]
     assert (await board.card(card.story.id, OWNER)).story.title == "Export a year"
 
 
