@@ -492,6 +492,7 @@ class ExecutorClient(ABC):
             "PATH": ":".join(dict.fromkeys(path)),
             "HOME": HOME,
             "USER": "agent",
+            "EMAIL": "agent@localhost",  # git's, for repositories that tests create
             "SHELL": "/bin/sh",
             "LANG": "C.UTF-8",
             "TERM": "dumb",

@@ -54,3 +54,7 @@ def test_pnpm_does_not_install_before_it_runs(tmp_path: Path) -> None:
 
 def test_a_uv_environment_created_by_set_up_is_kept(tmp_path: Path) -> None:
     assert "UV_PROJECT_ENVIRONMENT" not in variables(tmp_path, venv=True)
+
+
+def test_git_has_an_address_for_commits_in_repositories_that_tests_create(tmp_path: Path) -> None:
+    assert variables(tmp_path)["EMAIL"] == "agent@localhost"
