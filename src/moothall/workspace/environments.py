@@ -45,7 +45,7 @@ _GENERIC_FAILURE = re.compile(
     r"|This error originates from a subprocess|hint: See above|note: This|^\s*[╰│─>]*\s*$|npm "
     r"error A complete log"
     r"|Encountered error while|Failed with errors in|npm error (?:code|path|command)\b|warning"
-    r"|Failures: 0, Errors: 0",
+    r"|Failures: 0, Errors: 0|^\s*\[WARN\]",
     re.IGNORECASE,
 )
 _LINE_CHARS, _REASON_LINES, _TAIL_LINES, _EXCERPT_CHARS, _SHOWN_HOSTS = 300, 12, 25, 8000, 5

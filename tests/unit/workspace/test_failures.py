@@ -59,6 +59,12 @@ def test_the_counts_of_passing_maven_tests_are_no_failure() -> None:
     assert find_failure_line(f"{passed}\n{failed}\n") == failed
 
 
+def test_a_warning_of_pnpm_is_not_the_cause() -> None:
+    warning = '[WARN] The metadata of @oxc/core is missing the "time" field'
+    error = "[ERR_PNPM_FETCH_404] GET https://registry.npmjs.org/@oxc/core: Not Found - 404"
+    assert find_failure_line(f"{warning}\n{error}\n") == error
+
+
 def test_the_text_says_what_to_write_where_and_is_bounded() -> None:
     explanation = explain(
         ("pip", "install", "."),
