@@ -68,15 +68,22 @@ class TaskParams(RequestParams):
 
 
 class TasksExtension(Extension):
-    """Answers calls of the tools in `TASK_TOOLS` with a task, for clients with the extension.
+    """Answers calls of the tools in `TASK_TOOLS` with a task, for clients with the extension. Calls
+    with unknown arguments are refused, which the SDK ignores.
 
     document: returns the result of a tool from an outcome.
+    arguments: the names of the arguments of each tool.
     """
 
     identifier = IDENTIFIER
 
-    def __init__(self, document: Callable[[Outcome], Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        document: Callable[[Outcome], Mapping[str, Any]],
+        arguments: Mapping[str, Sequence[str]],
+    ) -> None:
         self._document = document
+        self._arguments = arguments
 
     def methods(self) -> Sequence[MethodBinding]:
         """Return the methods of the extension."""
@@ -94,6 +101,11 @@ class TasksExtension(Extension):
         self, params: CallToolRequestParams, ctx: _Request, call_next: CallNext
     ) -> HandlerResult:
         """Return the task that a tool has started, or the tool's result, which may be an error."""
+        known = self._arguments.get(params.name, params.arguments or ())
+        for name in params.arguments or ():
+            if name not in known:
+                text = f"{params.name} has no argument {name!r}; there are {', '.join(known)}"
+                return CallToolResult(content=[TextContent(type="text", text=text)], is_error=True)
         if params.name not in TASK_TOOLS or not _is_declared(ctx):
             return await call_next(ctx)
         started: list[TaskId] = []
@@ -243,15 +255,17 @@ def _server(settings: Settings) -> MCPServer[McpBackend]:
         async with open_app(settings, print_status) as app:
             yield McpBackend(settings, app.deliberations, Overview(app.bus, tuple))
 
+    tools = (deliberate, ask, result, why, context)
+    arguments = {tool.__name__: list(inspect.signature(tool).parameters)[1:] for tool in tools}
     server: MCPServer[McpBackend] = MCPServer(
         "moothall",
         version=moothall.__version__,
         instructions=_INSTRUCTIONS,
         log_level="WARNING",
         lifespan=lifespan,
-        extensions=[TasksExtension(_document)],
+        extensions=[TasksExtension(_document, arguments)],
     )
-    for tool in (deliberate, ask, result, why, context):
+    for tool in tools:
         server.tool(description=inspect.getdoc(tool))(_report_errors(tool))
     return server
 
