@@ -130,8 +130,9 @@ _MISSING = re.compile(
     r"|(?:cannot find [\w ]{1,40}|no [\w ]{1,40} named|unresolved imports?) "
     r"`(?P<rust>[^`\n]{1,200})`"
     r"|\b(?P<called>[\w.]+) is not (?:a function|a constructor|defined)"
+    r"|symbol: +(?:class|interface|method|variable) (?P<java>\w+)"
 )
-"""Messages of Python, Go, Rust and JavaScript that name what a test needs to be loaded or built."""
+"""Messages of Python, Go, Rust, JavaScript and Java that name what a test needs to be loaded or built."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 

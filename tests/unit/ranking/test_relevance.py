@@ -74,6 +74,8 @@ def test_the_file_of_a_case_is_found(case: str, path: str) -> None:
         ),
         ("Error: Cannot find module '../half'", "half"),
         ("error TS2339: Property 'half' does not exist on type", "half"),
+        ("[ERROR]   symbol:   method half(int)\n[ERROR]   location: class shop.Price", "half"),
+        ("  symbol:   class HalfPrice\n  location: class PriceTest", "HalfPrice"),
     ],
 )
 def test_names_missing_for_the_import_or_build_of_a_test_are_found(error: str, name: str) -> None:
