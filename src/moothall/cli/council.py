@@ -47,6 +47,9 @@ _AGENT_TEXTS = {
     "-": "a model reads the answers and their tests",
 }
 """The text of the council's line after a model call that is not a seat's."""
+_CHECKING, _REVIEWING = "checks the answers", "reviews the answers"
+_COUNCIL_TEXTS = frozenset({*_AGENT_TEXTS.values(), _CHECKING, _REVIEWING})
+"""What the council does while its seats wait."""
 
 _IMPORTANT = {
     EventType.DELIBERATION_REQUESTED,
@@ -111,24 +114,26 @@ class SeatLines:
         if event.type is EventType.SEAT_STARTED:
             self.set_council_text("at work")
         elif event.type is EventType.SEAT_PROPOSED and self._progress.phase == "re-checking":
-            self.set_council_text("checks the answers")
+            self.set_council_text(_CHECKING)
         elif event.type is EventType.SEAT_REVIEWED:
-            self.set_council_text("reviews the answers")
+            self.set_council_text(_REVIEWING)
 
     @property
     def awaited(self) -> str:
-        """The activities that the council and running seats wait for, in words; '' if none is
-        running.
+        """The activities that the council and running seats wait for, and what the council does
+        meanwhile, in words; '' if none is running.
         """
         names_by_activity: dict[str, list[str]] = {}
         for name, line in self._lines.items():
             if line.activity in WAITING_ACTIVITIES:
                 names_by_activity.setdefault(line.activity, []).append(name)
-        return "; ".join(
+        awaited = "; ".join(
             f"{', '.join(names)} "
             f"{activity if len(names) == 1 else activity.replace('waits', 'wait')}"
             for activity, names in names_by_activity.items()
         )
+        text = self._lines[_COUNCIL].text
+        return f"{awaited}; {_COUNCIL}: {text}" if awaited and text in _COUNCIL_TEXTS else awaited
 
     def __rich__(self) -> Table:
         """Return the lines as a table, each one terminal line."""

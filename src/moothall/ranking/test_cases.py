@@ -132,7 +132,7 @@ _MISSING = re.compile(
     r"|\b(?P<called>[\w.]+) is not (?:a function|a constructor|defined)"
     r"|symbol: +(?:class|interface|method|variable) (?P<java>\w+)"
 )
-"""Messages of Python, Go, Rust, JavaScript and Java that name what a test needs to be loaded or built."""
+"""Messages of Python, Go, Rust, JavaScript and Java that name what a test needs to be built."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 

@@ -9,7 +9,9 @@ import pytest
 from rich.console import Console
 
 from moothall.cli.council import ProgressPrinter, SeatLines
+from moothall.domain.codec import dump
 from moothall.domain.event import EventType, Recorded, new_event
+from moothall.domain.evidence import TEST_WRITER, Evidence, Verdict
 
 ONE, TWO = "agent-dev-001", "agent-dev-with-a-very-long-name-indeed-002"
 USAGE = {"prompt_tokens": 10, "cached_tokens": 0, "completion_tokens": 2}
@@ -184,6 +186,21 @@ def test_without_a_terminal_lines_are_not_repeated_and_text_waits_for_reviews() 
     lines = [line.strip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined] # it is the StringIO above
     assert len(lines) == len(set(lines))
     assert lines[-1] == f"{ONE} waits for the reviews"
+
+
+def test_without_a_terminal_the_work_of_the_test_writer_is_logged() -> None:
+    console = Console(file=io.StringIO(), width=40)
+    printer = ProgressPrinter(console=console)
+    check = {"seat": ONE, "evidence": dump(Evidence("tests", Verdict.PASSED, passed=1))}
+    call = {"seat": TEST_WRITER, "usage": USAGE, "phase": "verify", "duration_ms": 1500}
+    for seq, (kind, data) in enumerate(
+        (EVENTS[0], EVENTS[3], (EventType.CHECK_FINISHED, check), (EventType.MODEL_CALLED, call)), 1
+    ):
+        printer.show_event(record_event(kind, data, seq))
+    printer.print_waiting()
+    assert console.file.getvalue().splitlines()[-1].strip() == (  # type: ignore[attr-defined] # it is the StringIO above
+        f"{ONE} waits for the decision; council: the test writer is at work"
+    )
 
 
 def test_the_waiting_reason_of_a_seat_fits_into_80_columns() -> None:
