@@ -10,13 +10,13 @@ from moothall import cli
 
 
 def main() -> None:
-    """Run the command line. A short command is mostly imports, which leave no garbage to look for,
-    neither meanwhile nor at the end.
+    """Run the command line. The garbage collector is off during imports, which are most of a short
+    command and leave no garbage.
     """
-    # Plugins that other packages install for pydantic are not used. Looking for them takes longer,
-    # the more packages are installed.
+    # Plugins that other packages install for pydantic are not used. Looking for them takes longer
+    # with each installed package.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    gc.disable()  # until the command's own work begins: `cli.run.result_of`
+    gc.disable()  # until the command's own work begins: `cli.runtime.result_of`
     atexit.register(gc.freeze)
     cli.main()
 

@@ -428,7 +428,7 @@ class CircuitOpenError(Exception):
     """The circuit is open. seconds: the time until the next call; 0 if a probe is running."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"no call is let through for {seconds:g} seconds")
+        super().__init__(f"all calls are refused for {seconds:g} seconds")
         self.seconds = seconds
 
 

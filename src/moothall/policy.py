@@ -28,10 +28,10 @@ _ANSWER_BYTES = 65_536
 
 
 class Rego:
-    """Decides by every `*.rego` of a folder. Belongs to the thread that makes it."""
+    """A policy: all `*.rego` files of a folder. Belongs to the thread that creates it."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises `ConfigurationError` where a file is no Rego, or none of them says
+        """Load the files. Raises `ConfigurationError` if a file is not Rego, or if none defines
         `moothall.tools.decision`.
         """
         files = sorted(folder.glob("*.rego"))
@@ -54,7 +54,7 @@ class Rego:
         except RuntimeError as error:
             self.close()
             raise ConfigurationError(
-                f"the policies in {folder} say no decision: they need a package moothall.tools "
+                f"the policies in {folder} define no decision: they need a package moothall.tools "
                 f"with the rule decision ({_error_message(error)})"
             ) from error
 
@@ -65,12 +65,12 @@ class Rego:
         except RuntimeError as error:
             raise PolicyUnavailable(_error_message(error)) from error
         if not isinstance(answer, dict):
-            raise PolicyUnavailable("no rule says a decision")
+            raise PolicyUnavailable("no rule defines a decision")
         return answer
 
     def close(self) -> None:
-        """Let the engine go, in the thread that made it: dropped by a garbage collector elsewhere,
-        it complains.
+        """Drop the engine in the thread that created it; it reports an error if another thread
+        drops it.
         """
         self._engine = None
 
@@ -89,7 +89,7 @@ def _error_message(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Opa:
-    """Has an OPA server decide. Make one with `opa`. `seconds` bounds one question."""
+    """A client of an OPA server, created by `opa`. `seconds` is the time limit of one request."""
 
     url: str
     session: aiohttp.ClientSession
@@ -103,7 +103,7 @@ class Opa:
             async with self.session.post(
                 self.url,
                 json={"input": question},
-                allow_redirects=False,  # a policy does not come from elsewhere
+                allow_redirects=False,  # a redirect would lead to another server's policy
                 timeout=aiohttp.ClientTimeout(total=self.seconds),
             ) as response:
                 raw = await read_body(response.content.readexactly, _ANSWER_BYTES)
@@ -121,22 +121,22 @@ class Opa:
             ) from error
         except aiohttp.ClientError as error:
             raise PolicyUnavailable(
-                f"the policy server cannot be asked: {type(error).__name__}"
+                f"the policy server cannot be reached: {type(error).__name__}"
             ) from error
         try:
             answer = json.loads(raw)
         except (ValueError, RecursionError) as error:
-            raise PolicyUnavailable("the policy server answered with no JSON") from error
+            raise PolicyUnavailable("the policy server did not answer with JSON") from error
         decision = answer.get("result") if isinstance(answer, dict) else None
         if not isinstance(decision, dict):
-            raise PolicyUnavailable("the policy server knows no decision of moothall.tools")
+            raise PolicyUnavailable("the policy server has no decision of moothall.tools")
         return decision
 
 
 @asynccontextmanager
 async def opa(url: str, *, seconds: float, token: str = "") -> AsyncIterator[Opa]:
-    """Yield the server at `url`, that has answered once. Raises `ConfigurationError` where it does
-    not.
+    """Yield a client of the server at `url`, which has answered once. Raises `ConfigurationError`
+    if it does not answer.
     """
     import aiohttp
 

@@ -1,6 +1,6 @@
-"""Processes of one machine: child processes that inherit only the descriptors that they are given,
-what outlives them on disk (files that processes share, and temporary folders), and requests from
-one process to another.
+"""Processes of one machine: child processes that inherit only the descriptors passed to them, the
+files that outlive them (shared files, and temporary folders), and requests from one process to
+another.
 """
 
 from __future__ import annotations

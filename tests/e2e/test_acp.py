@@ -181,7 +181,7 @@ async def test_prompts_of_a_session_form_a_conversation_about_the_current_files(
         git(repo, "-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "-qam", "both")
         file.write_text("# mine\n", encoding="utf-8")
         await agent.prompt(session_id=session_id, prompt=[text_block("Again bye() please")])
-        assert "there are changes of your own in src/utils.py" in editor.text()
+        assert "there are uncommitted changes in src/utils.py" in editor.text()
         assert file.read_text(encoding="utf-8") == "# mine\n"
 
 
@@ -279,9 +279,9 @@ async def test_a_session_is_continued_in_a_new_process(tmp_path: Path) -> None:
             await agent.set_session_mode(mode_id="ask", session_id=session_id)
             await agent.prompt(session_id=session_id, prompt=[text_block(TASK)])
         async with connect_editor(editor, command) as agent:
-            with pytest.raises(acp.RequestError, match="session/load, or begin one"):
+            with pytest.raises(acp.RequestError, match="session/load, or start one"):
                 await agent.prompt(session_id=session_id, prompt=[text_block("Now add bye()")])
-            with pytest.raises(acp.RequestError, match=f"is about {repo}, not about {other_repo}"):
+            with pytest.raises(acp.RequestError, match=f"belongs to {repo}, not to {other_repo}"):
                 await agent.load_session(cwd=str(other_repo), session_id=session_id, mcp_servers=[])
             for invalid_id in ("task-unknown", "../../token"):
                 with pytest.raises(acp.RequestError, match=r"no session .* is stored in"):

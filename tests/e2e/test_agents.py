@@ -274,7 +274,7 @@ async def test_an_agent_paused_from_another_shell_stays_paused_after_a_kill_and_
             await called.wait()
         paused = await command("agents", "pause", "build")
         assert (paused.code, paused.out.split(": ")[1]) == (0, "paused\n"), paused.err
-        assert "was paused already" in (await command("agents", "pause", "build")).out
+        assert "was already paused" in (await command("agents", "pause", "build")).out
         released.set()
         first.kill()
         await first.wait()
@@ -291,7 +291,7 @@ async def test_an_agent_paused_from_another_shell_stays_paused_after_a_kill_and_
         assert second.returncode == 0, err.decode()
         assert json.loads(out)["agents"][0]["state"] == "completed"
         refused = await command("agents", "pause", "build")
-        assert (refused.code, "no agent 'build' is at work; none is" in refused.err) == (2, True), (
+        assert (refused.code, "no agent 'build' is running; none is" in refused.err) == (2, True), (
             refused.err
         )
 
@@ -330,9 +330,9 @@ async def test_invalid_files_are_named_and_nothing_runs(tmp_path: Path) -> None:
     )
     command = Command(tmp_path / "data", "http://127.0.0.1:9/v1")
     result = await command("agents", "validate", str(EXAMPLES), str(tmp_path / "bad.yaml"))
-    assert (result.code, result.out.splitlines()[-1]) == (1, "agents: 9 read, wrong places: 1")
+    assert (result.code, result.out.splitlines()[-1]) == (1, "agents: 9 read, errors: 1")
     assert (
-        "bad.yaml, line 3: objectives.0: 'descripton' is not known here; did you mean description?"
+        "bad.yaml, line 3: objectives.0: 'descripton' is not a known key; did you mean description?"
         in result.err
     )
     lone = (
@@ -341,7 +341,7 @@ async def test_invalid_files_are_named_and_nothing_runs(tmp_path: Path) -> None:
     )
     (tmp_path / "lone.yaml").write_text(lone, encoding="utf-8")
     result = await command("agents", "validate", str(tmp_path / "lone.yaml"))
-    assert (result.code, result.out.splitlines()[-1]) == (1, "agents: 1 read, wrong places: 1")
+    assert (result.code, result.out.splitlines()[-1]) == (1, "agents: 1 read, errors: 1")
     assert "nobody" in result.err
     result = await command("agents", "run", str(tmp_path / "bad.yaml"))
     assert (result.code, "nothing is run" in result.err) == (2, True)
@@ -369,7 +369,8 @@ async def test_invalid_files_are_named_and_nothing_runs(tmp_path: Path) -> None:
     result = await command("agents", "validate", str(tmp_path / "lone.yaml"))
     assert (
         result.code,
-        "its timeout is more than 1800 s, which hold (limits.deliberation_seconds)" in result.out,
+        "its timeout is over the limit of 1800 s, which applies instead "
+        "(limits.deliberation_seconds)" in result.out,
     ) == (0, True), result.out
     result = await command("agents", "list", str(EXAMPLES))
     listed = [line.split()[0] for line in result.out.splitlines()]

@@ -61,7 +61,8 @@ async def test_doctor_shows_what_each_model_server_accepts(tmp_path: Path) -> No
         result = await command("doctor", "--json")
     parts = {finding["part"]: finding["detail"] for finding in result.document}
     assert (
-        "native tool calls; window of 8,192 tokens (assumed, the server does not tell it: set "
+        "native tool calls; window of 8,192 tokens (assumed, since the server does not report "
+        "it: set "
         "MOOTHALL_LLM__CONTEXT_TOKENS)" in (parts["model openai"])
     )
     assert "API: /v1/responses" in parts["model openai server"]
@@ -216,7 +217,7 @@ async def test_a_task_is_listed_shown_applied_and_deleted(command: Command, repo
     assert applied.code == 0, applied.err
     assert "hello_world" in (repo / "src/utils.py").read_text(encoding="utf-8")
     second_apply = await command("apply", task_id, cwd=repo)
-    assert (second_apply.code, "changes of your own in src/utils.py" in second_apply.err) == (
+    assert (second_apply.code, "uncommitted changes in src/utils.py" in second_apply.err) == (
         2,
         True,
     )
@@ -245,7 +246,7 @@ async def test_an_unassigned_task_is_listed_and_cancelled(tmp_path: Path, repo: 
         )
     listed = await own_command("list")
     assert listed.out.startswith("task-left  at 0 %"), listed.err
-    assert "nothing is at work on 1 of them now" in listed.err
+    assert "no process works on 1 of them now" in listed.err
     assert (await own_command("cancel", "task-l")).out.strip() == "task-left: CANCELLED"
     assert [task["status"] for task in (await own_command("list", "--json")).document["tasks"]] == [
         "CANCELLED"
@@ -335,4 +336,4 @@ async def test_a_council_outside_a_repository_requires_an_explicit_choice_of_tex
     command: Command, tmp_path: Path
 ) -> None:
     result = await command("deliberate", "Fix the tests", cwd=tmp_path)
-    assert (result.code, "name one with --repo, or say --text" in result.err) == (2, True)
+    assert (result.code, "name one with --repo, or pass --text" in result.err) == (2, True)

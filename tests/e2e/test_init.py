@@ -32,7 +32,7 @@ async def test_commands_use_the_settings_written_by_init(
     assert answer.code == 0, answer.err
     assert "An old silent pond" in answer.out
     second_init = await command("init", "--url", model.base_url)
-    assert (second_init.code, "has a section [llm] already" in second_init.err) == (2, True)
+    assert (second_init.code, "already has a section [llm]" in second_init.err) == (2, True)
 
 
 async def test_a_key_is_copied_into_a_separate_file_and_other_settings_are_kept(
@@ -73,7 +73,7 @@ async def test_a_key_is_copied_into_a_separate_file_and_other_settings_are_kept(
         (("--url", "{served}", "--key-env", "UNSET_KEY"), "variable UNSET_KEY is not set"),
         (
             ("--url", "{served}", "--key-env", "HOME", "--key-file", "/dev/null"),
-            "the key is in one place",
+            "name --key-env or --key-file, not both",
         ),
         (("--url", "{served}", "--key-file", "/nowhere"), "key file /nowhere cannot be read"),
         (("--provider", "acme"), "is not one of 'openai'"),

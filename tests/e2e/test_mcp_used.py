@@ -67,7 +67,7 @@ async def test_changes_made_by_an_mcp_tool_are_in_the_winners_diff(tmp_path: Pat
         ), listing.err
         assert "mcp." not in (await command("tools", "list")).out, "reading requires no grant"
         acceptance = await command("tools", "take", "notes")
-        assert "8 tools taken" in acceptance.err, acceptance
+        assert "8 tools accepted" in acceptance.err, acceptance
         second_look = await command("tools", "take", "notes", "--look")
         assert "new" not in second_look.out.split()
         listed = {

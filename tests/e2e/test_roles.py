@@ -76,7 +76,7 @@ class Part:
         return next(
             line.split()[-1]
             for line in reversed(self.stderr_lines)
-            if line.startswith("figures for Prometheus:")
+            if line.startswith("metrics for Prometheus:")
         )
 
     async def _read(self, err: asyncio.StreamReader) -> None:

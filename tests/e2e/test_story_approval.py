@@ -200,7 +200,7 @@ async def test_uncommitted_files_of_the_owner_are_kept(own_command: Command, rep
         await person.move("accept")
         delivery: dict[str, Any] = await person.delivery_record()
         assert delivery["status"] == "left"
-        assert "changes of your own in tools/one.py" in delivery["why"]
+        assert "uncommitted changes in tools/one.py" in delivery["why"]
         assert (repo / "tools/one.py").read_text(encoding="utf-8") == "mine\n"
         assert git(repo, "rev-parse", "HEAD") == head
         assert git(repo, "rev-parse", delivery["branch"]) == delivery["commit_sha"]

@@ -154,7 +154,7 @@ async def test_a_story_is_completed_on_the_command_line(
     assert (await own_command("story", "approve", story)).out == "draft\n"
     submitted = await own_command("story", "approve", story)
     assert submitted.out == "design\n"
-    assert "nothing works on stories now" in submitted.err
+    assert "no process works on stories now" in submitted.err
     async with run_server(own_command):
         async with asyncio.timeout(90):
             while (planned := await own_command("story", "plan", story)).code:

@@ -114,7 +114,7 @@ async def run_server(command: Command) -> AsyncIterator[str]:
     async with asyncio.timeout(180):
         while line := (await process.stderr.readline()).decode():
             lines.append(line)
-            if line.startswith("figures for Prometheus: "):
+            if line.startswith("metrics for Prometheus: "):
                 figures = line.split()[-1]
             if line.startswith("serving gRPC on"):
                 command.served_at = line.split()[3].rstrip(";")

@@ -203,7 +203,7 @@ async def test_an_approved_parked_request_runs_once(app: ToolServer) -> None:
         ("ListParked", pb.ListParkedRequest()),
         ("ResolveParked", pb.ResolveParkedRequest(request_id="r-1", allow=True)),
     ):
-        with pytest.raises(grpc.aio.AioRpcError, match="eve is no operator"):
+        with pytest.raises(grpc.aio.AioRpcError, match="eve is not an operator"):
             await app.rpc(method, request, OTHER)
     allowed = await app.rpc("ResolveParked", pb.ResolveParkedRequest(request_id="r-1", allow=True))
     refused = await app.rpc(

@@ -47,7 +47,7 @@ async def test_a_product_owner_merges_an_accepted_story(
         text_before = utils.read_text(encoding="utf-8")
         utils.write_text("mine = 1\n", encoding="utf-8")
         await merge.click()
-        await expect(panel).to_contain_text("there are changes of your own in src/utils.py")
+        await expect(panel).to_contain_text("there are uncommitted changes in src/utils.py")
         utils.write_text(text_before, encoding="utf-8")
 
         await merge.focus()

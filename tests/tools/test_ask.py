@@ -104,7 +104,7 @@ async def test_uncommitted_changes_prevent_applying_the_diff(command: Command, r
     (repo / "src/utils.py").write_text("# my unfinished work\n", encoding="utf-8")
     result = await command("ask", "--repo", str(repo), "--yes", "--json", TASK)
     assert result.code == 2
-    assert "changes of your own in src/utils.py" in result.err
+    assert "uncommitted changes in src/utils.py" in result.err
     assert (result.document["applied"], bool(result.document["branch"])) == ([], True)
     assert (repo / "src/utils.py").read_text(encoding="utf-8") == "# my unfinished work\n"
 

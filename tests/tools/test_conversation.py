@@ -132,16 +132,16 @@ async def test_nothing_is_reported_for_work_that_can_go_on(
     command: Command, repo: Path, tmp_path: Path
 ) -> None:
     for args, message in (
-        (("--continue", "What did I ask before?"), "nothing was asked about"),
+        (("--continue", "What did I ask before?"), "there is no earlier question about"),
         (("--continue", "task-nowhere", "What?"), "no task 'task-nowhere'"),
-        (("--continue", "task-nowhere"), "nothing is asked"),
-        ((), "nothing is asked"),
-        (("--server", "127.0.0.1:9", "--continue", "What did I ask?"), "name it, --continue TASK"),
+        (("--continue", "task-nowhere"), "there is no question"),
+        ((), "there is no question"),
+        (("--server", "127.0.0.1:9", "--continue", "What did I ask?"), "name it (--continue TASK)"),
     ):
         result = await command("ask", *args, cwd=repo)
         assert (result.code, message in result.err) == (2, True), result.err
     text = await command("ask", "--continue", "What did I ask before?", cwd=tmp_path)
-    assert "nothing was asked about text yet" in text.err
+    assert "there is no earlier question about text" in text.err
 
 
 async def test_a_conversation_continues_on_a_remote_server(
@@ -249,11 +249,11 @@ async def test_a_terminal_accepts_one_question_after_another(
     command: Command, model: ScriptedModel, repo: Path
 ) -> None:
     async with terminal(command, "ask", cwd=repo) as person:
-        await person.until("/help says what there is")
+        await person.until("/help lists the commands")
         await person.until("> ")
         person.type("/apply\n/nonsense\n")
         await person.until("there is no change to apply")
-        await person.until("there is no such command")
+        await person.until("unknown command")
         person.type(f"{TASK}\n")
         assert "+def hello_world" in await person.until("/apply puts this into your files")
         person.type("/diff\n")
@@ -263,7 +263,7 @@ async def test_a_terminal_accepts_one_question_after_another(
             while not model.in_flight:
                 await asyncio.sleep(0.05)
         person.process.send_signal(signal.SIGINT)
-        await person.until("stopped; what you ask next goes on from here")
+        await person.until("stopped; the next question continues from here")
         person.process.send_signal(signal.SIGINT)
         await person.until("/quit or Ctrl-D leaves")
         person.type("/apply\n")
@@ -281,7 +281,7 @@ async def test_a_terminal_accepts_one_question_after_another(
 async def test_a_terminal_continues_an_earlier_conversation(command: Command, repo: Path) -> None:
     first = await command("ask", "--json", TASK, cwd=repo)
     async with terminal(command, "ask", "--continue", cwd=repo) as person:
-        await person.until(f"going on from {first.document['task_id']}")
+        await person.until(f"continuing {first.document['task_id']}")
         person.type("/apply\n")
         await person.until("applied to src/utils.py")
         person.type("/quit\n")
@@ -322,7 +322,7 @@ async def test_a_run_is_forked_without_repeating_its_calls(
         (("--turn", "9", "long-1"), "has no turn 9 to fork from; its turns: 1 to 2"),
         (
             ("--turn", "1", "--seat", "7", "long-1"),
-            "no seat '7' in long-1; there are agent-dev-001",
+            "no seat '7' in long-1; the seats are agent-dev-001",
         ),
         (("--turn", "1", "nowhere"), "no task 'nowhere'"),
     ):

@@ -78,7 +78,7 @@ async def test_a_server_keeps_its_memory_until_its_workspace_ends(
         await asyncio.sleep(0.5)
         error = await remember("notes", "e")
         assert "the MCP server notes has ended since its last call: it ended" in error
-        assert "its state is lost, and the next call starts it anew" in error
+        assert "its state is lost, and the next call restarts it" in error
         assert await remember("notes", "f") == ["f"]
         died = await mcp.call("mcp.notes.dies")
         assert "the disk of notes is gone" in died.error

@@ -196,7 +196,7 @@ async def test_hostile_servers_get_an_error_and_nothing_else(
         await FAMILY.tools(endless).offers("endless")
     with pytest.raises(CallFailed, match="the MCP server none: it ended"):
         await FAMILY.tools(endless).offers("none")
-    with pytest.raises(NotFound, match="there are: endless, none"):
+    with pytest.raises(NotFound, match="the servers are: endless, none"):
         await FAMILY.tools(endless).offers("other")
     findings = [finding async for finding in FAMILY.examine(endless)]
     assert [finding.ok for finding in findings] == [False, False]

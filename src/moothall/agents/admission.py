@@ -87,7 +87,7 @@ def query_breaker(
 
 
 class CallAdmission:
-    """Admits calls, unary and streamed alike. One a process; belongs to one event loop.
+    """Admits calls, unary and streamed alike. One per process; belongs to one event loop.
 
     Limits and breakers are per tenant: nothing that one tenant does refuses the calls of another.
     """
@@ -157,8 +157,7 @@ class CallAdmission:
     def _check_limits(self, principal: Principal, text: int, seconds: int) -> None:
         if seconds < 0:
             raise InvalidRequest(
-                f"timeout_seconds is {seconds}; give the seconds that it may take, or 0 for the "
-                "most"
+                f"timeout_seconds is {seconds}; give a number of seconds, or 0 for the maximum"
             )
         tokens = text // _CHARS_PER_TOKEN
         if tokens > _MAX_TOKENS:
@@ -169,7 +168,7 @@ class CallAdmission:
         self._take_from_bucket(principal)
         if self._active[principal.tenant] >= self._settings.tasks:
             raise TooOften(
-                f"rate_limited: {self._settings.tasks} queries are under way; ask again later"
+                f"rate_limited: {self._settings.tasks} queries are running; ask again later"
             )
 
     @contextmanager
@@ -193,7 +192,7 @@ class CallAdmission:
         tokens = min(capacity, tokens + (now - updated_at) * rate)
         if tokens < 1:
             raise TooOften(
-                f"rate_limited: {principal.name} may ask {rate:g} times a second",
+                f"rate_limited: {principal.name} may send {rate:g} queries a second",
                 (1 - tokens) / rate,
             )
         self._buckets[(principal.tenant, principal.name)] = (tokens - 1, now)
@@ -290,7 +289,7 @@ class AgentSessions:
             with suppress(AlreadyExists):
                 await self._bucket.replace(key, dump(updated), revision)
                 return
-        raise Temporary(f"session {query.session.session_id} is written by too many at once")
+        raise Temporary(f"session {query.session.session_id} has too many concurrent writers")
 
     @asynccontextmanager
     async def workspace(self, query: Query, principal: Principal) -> AsyncIterator[OpenedSession]:

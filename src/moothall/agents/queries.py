@@ -249,7 +249,8 @@ class Query:
             tier = _TIERS[int(tier)]
         if tier not in _TIERS:
             raise InvalidRequest(
-                f"context.{_TIER_KEY} is {str(tier)[:40]!r}; there are 1 (small), 2 (medium) and 3 "
+                f"context.{_TIER_KEY} is {str(tier)[:40]!r}; allowed are 1 (small), 2 (medium) "
+                "and 3 "
                 "(large)"
             )
         return _read_text(self.context, _PROFILE_KEY) or tier
@@ -276,7 +277,7 @@ class Query:
         ):
             return RepositoryRef(**{name: _read_text(reference, name) for name in reference})
         raise InvalidRequest(
-            "context.repository is neither a text nor an object with id, url and ref"
+            "context.repository is neither a string nor an object with id, url and ref"
         )
 
     def with_known_tools(self, catalogue: Collection[str]) -> Query:
@@ -289,7 +290,7 @@ class Query:
         if allowed is None:
             return replace(self, available_tools=available)
         if not _are_names(allowed):
-            raise InvalidRequest(f"context.{_ALLOWED_KEY} is no list of names of tools")
+            raise InvalidRequest(f"context.{_ALLOWED_KEY} is not a list of tool names")
         names = list(check_names(allowed, catalogue, f"context.{_ALLOWED_KEY}"))
         return replace(
             self, available_tools=available, context={**self.context, _ALLOWED_KEY: names}
@@ -350,7 +351,9 @@ class Query:
     def _single_action(self) -> Action:
         parameters = self.context[_DIRECT_KEY]
         if not isinstance(parameters, Mapping):
-            raise InvalidRequest(f"context.{_DIRECT_KEY} is no object; give {{tool, parameters}}")
+            raise InvalidRequest(
+                f"context.{_DIRECT_KEY} is not an object; give {{tool, parameters}}"
+            )
         name = next(
             (
                 _read_text(source, key)
@@ -385,7 +388,7 @@ class Query:
             or not 1 <= len(calls) <= _MAX_CALLS
         ):
             raise InvalidRequest(
-                f"context.{_SEQUENCE_KEY} is no list of 1 to {_MAX_CALLS} objects with tool and "
+                f"context.{_SEQUENCE_KEY} is not a list of 1 to {_MAX_CALLS} objects with tool and "
                 "parameters"
             )
         actions = []
@@ -428,5 +431,5 @@ def _read_text(fields: Mapping[str, Any], name: str) -> str:
 def _read_parameters(fields: Mapping[str, Any], location: str) -> Mapping[str, Any]:
     parameters = fields.get("parameters", {})
     if not isinstance(parameters, Mapping):
-        raise InvalidRequest(f"context.{location}.parameters is no object")
+        raise InvalidRequest(f"context.{location}.parameters is not an object")
     return parameters

@@ -71,7 +71,7 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
     files: list[Path] = []
     for path in paths:
         if not path.exists():
-            raise InvalidRequest(f"{path} is not there: name a file or a folder of agents")
+            raise InvalidRequest(f"{path} does not exist: name a file or a folder of agents")
         folder_files = (
             file for file in path.rglob("*") if file.suffix in {".yaml", ".yml"} and file.is_file()
         )
@@ -98,7 +98,7 @@ def load(paths: Sequence[Path]) -> LoadedSpecs:
             SpecError(
                 file,
                 _line_of(node, key_path),
-                f"{'.'.join(map(str, key_path))} is kept, and nothing is done by it",
+                f"{'.'.join(map(str, key_path))} is not a known key and has no effect",
             )
             for key_path in _unknown_keys(spec, ())
         ]
@@ -106,7 +106,7 @@ def load(paths: Sequence[Path]) -> LoadedSpecs:
     for file, spec in list(specs.items()):
         if (first_file := files.setdefault(spec.name, file)) != file:
             errors.append(
-                SpecError(file, 0, f"{first_file} has an agent called {spec.name} already")
+                SpecError(file, 0, f"{first_file} already has an agent called {spec.name}")
             )
             del specs[file]
     return LoadedSpecs(specs, tuple(errors), tuple(unused))
@@ -139,11 +139,12 @@ class _Loader(yaml.SafeLoader):
         mark = event.start_mark
         if isinstance(event, yaml.AliasEvent):
             raise _UnsupportedYaml(
-                problem="it has an alias (*name); write what is meant", problem_mark=mark
+                problem="aliases (*name) are not allowed; write the value itself", problem_mark=mark
             )
         if tag := getattr(event, "tag", None):
             raise _UnsupportedYaml(
-                problem=f"it has a tag ({tag[:40]}); write the value alone", problem_mark=mark
+                problem=f"tags are not allowed ({tag[:40]}); write the value alone",
+                problem_mark=mark,
             )
         return super().compose_node(parent, index)
 
@@ -166,13 +167,13 @@ def _read_spec(path: Path) -> tuple[Spec, yaml.Node]:
         raise _InvalidFile([SpecError(file, 0, error.strerror or str(error))]) from error
     except RecursionError as error:
         raise _InvalidFile(
-            [SpecError(file, 0, "it is nested too deeply; write lists and maps that are flatter")]
+            [SpecError(file, 0, "it is nested too deeply; use flatter lists and maps")]
         ) from error
     except ValueError as error:  # invalid UTF-8, or a number that cannot be parsed
-        raise _InvalidFile([SpecError(file, 0, f"it is no YAML: {error}")]) from error
+        raise _InvalidFile([SpecError(file, 0, f"it is not YAML: {error}")]) from error
     if not isinstance(data, dict) or node is None:
         raise _InvalidFile(
-            [SpecError(file, 0, "it is no map of sections; metadata and objectives are needed")]
+            [SpecError(file, 0, "it is not a map of sections; metadata and objectives are needed")]
         )
     try:
         spec = Spec.model_validate(data)
@@ -206,10 +207,16 @@ def _parse_yaml(file: str, text: str) -> tuple[yaml.Node | None, Any]:
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise _InvalidFile(
-            [SpecError(file, line, f"it has a sign that no text has, U+{error.character:04X}")]
+            [
+                SpecError(
+                    file,
+                    line,
+                    f"it contains a character that is not allowed, U+{error.character:04X}",
+                )
+            ]
         ) from error
     except yaml.MarkedYAMLError as error:
-        prefix = "" if isinstance(error, _UnsupportedYaml) else "it is no YAML: "
+        prefix = "" if isinstance(error, _UnsupportedYaml) else "it is not YAML: "
         mark = error.problem_mark
         raise _InvalidFile(
             [SpecError(file, mark.line + 1 if mark else 0, f"{prefix}{error.problem}")]
@@ -217,9 +224,9 @@ def _parse_yaml(file: str, text: str) -> tuple[yaml.Node | None, Any]:
 
 
 _MESSAGES = {
-    "string_type": "it is no text; put it in quotes",
-    "tuple_type": "it is no list",
-    "model_type": "it is no map of keys and values",
+    "string_type": "it is not text; put it in quotes",
+    "tuple_type": "it is not a list",
+    "model_type": "it is not a map of keys and values",
     "missing": "it is missing",
 }
 
@@ -380,7 +387,7 @@ class AgentRun:
         for number in range(1, max_restarts + 2):
             self.report_progress(
                 f"{spec.name}: "
-                + ("begins" if number == 1 else f"begins again, {number - 1} of {max_restarts}")
+                + ("begins" if number == 1 else f"restarting, {number - 1} of {max_restarts}")
             )
             request = request_of(
                 spec, base, self._task_id(spec.name, f"{number}"), number, self.longest
@@ -401,7 +408,7 @@ class AgentRun:
                 spec.restart.backoff_seconds * 2 ** (number - 1), _MAX_BACKOFF_SECONDS
             )
             self.report_progress(
-                f"{spec.name}: {first_line(ended.reason)}; again in {wait_seconds:g} s"
+                f"{spec.name}: {first_line(ended.reason)}; trying again in {wait_seconds:g} s"
             )
             await self.sleep(wait_seconds)
         return ended
@@ -443,7 +450,10 @@ class AgentRun:
         if not merge_outcome.commit_sha:
             return (
                 None,
-                f"what it needs could not be brought together: {failure_reason(merge_outcome)}",
+                (
+                    "the changes that it builds on could not be merged: "
+                    f"{failure_reason(merge_outcome)}"
+                ),
             )
         return replace(self.repository, ref=merge_outcome.commit_sha), ""
 

@@ -214,8 +214,7 @@ class AgentTasks:
         for action in actions:
             if action.tool not in specs_by_name:
                 raise InvalidRequest(
-                    f"there is no tool {action.tool[:80]!r}; DiscoverTools lists those that there "
-                    "are"
+                    f"there is no tool {action.tool[:80]!r}; DiscoverTools lists all tools"
                 )
             yield QueryUpdate(f"runs {action.tool}", action=action)
         async with self._sessions.workspace(query, principal) as opened_session:
@@ -361,15 +360,15 @@ class AgentTasks:
         if tools := tuple(name for name in granted if name in allowed):
             return tools
         raise InvalidRequest(
-            f"none of the tools that are allowed is one of the role {query.role}, such as "
-            f"{', '.join(granted[:5])}; DiscoverTools lists all"
+            f"none of the allowed tools is granted to the role {query.role}, which has for "
+            f"example {', '.join(granted[:5])}; DiscoverTools lists all tools"
         )
 
     async def _cancel_deliberation(self, task_id: TaskId, principal: Principal) -> None:
         with suppress(MoothallError, TimeoutError):
             async with asyncio.timeout(_CANCEL_SECONDS):
                 await self._deliberations.cancel(
-                    task_id, "its caller went away, or its time was over", principal
+                    task_id, "the caller went away, or the time limit was reached", principal
                 )
 
     async def _save_session(self, query: Query, principal: Principal, report: Report) -> None:

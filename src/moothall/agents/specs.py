@@ -79,7 +79,11 @@ def check_capability(name: str) -> str:
         matches = get_close_matches(name, CAPABILITIES, n=1)
         raise ValueError(
             f"unknown capability {name[:60]!r}; "
-            + (f"did you mean {matches[0]}?" if matches else f"there are {', '.join(CAPABILITIES)}")
+            + (
+                f"did you mean {matches[0]}?"
+                if matches
+                else f"the capabilities are {', '.join(CAPABILITIES)}"
+            )
         )
     return name
 
@@ -95,7 +99,9 @@ class SpecPart(BaseModel):
         for key in data if isinstance(data, Mapping) else ():
             matches = get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.8)
             if matches and key not in cls.model_fields:
-                raise ValueError(f"{str(key)[:60]!r} is not known here; did you mean {matches[0]}?")
+                raise ValueError(
+                    f"{str(key)[:60]!r} is not a known key; did you mean {matches[0]}?"
+                )
         return data
 
 
@@ -114,7 +120,7 @@ def _quantity_validator(units: Mapping[str, float], example: str) -> BeforeValid
             and 0 <= number <= _MAX_NUMBER
         ):
             return number
-        raise ValueError(f"{str(value)[:40]!r} is no such measure; write it as in {example}")
+        raise ValueError(f"{str(value)[:40]!r} is not a valid quantity; write it as in {example}")
 
     return BeforeValidator(read_quantity)
 
@@ -215,7 +221,9 @@ def _read_tasks(value: Any) -> Any:
     """
     if isinstance(value, Mapping):
         if unknown := sorted(map(str, value.keys() - {"default", "conditional"})):
-            raise ValueError(f"tasks has no {unknown[0][:40]!r}; there are default and conditional")
+            raise ValueError(
+                f"tasks has no {unknown[0][:40]!r}; allowed are default and conditional"
+            )
         value = [
             item
             for kind in ("default", "conditional")
@@ -230,7 +238,7 @@ def _read_tasks(value: Any) -> Any:
 def _require_list(value: Any, name: str) -> Sequence[Any]:
     items = _as_tuple(value)
     if not isinstance(items, list | tuple):
-        raise ValueError(f"{name} is no list")  # noqa: TRY004 - pydantic reports it as invalid
+        raise ValueError(f"{name} is not a list")  # noqa: TRY004 - pydantic reports it as invalid
     return items
 
 
@@ -461,7 +469,7 @@ def order_tasks(tasks: Sequence[Task]) -> tuple[Task, ...]:
     """
     by_name = {task.name or f"task {number:03}": task for number, task in enumerate(tasks, 1)}
     if len(by_name) < len(tasks):
-        raise InvalidRequest("two tasks have one name")
+        raise InvalidRequest("two tasks have the same name")
     order = DependencyOrder(
         {name: sorted(task.dependencies) for name, task in by_name.items()},
         {name: _priority_rank(name, task.priority) for name, task in by_name.items()},

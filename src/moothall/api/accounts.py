@@ -169,7 +169,7 @@ class UserAccounts:
             try:
                 file.execute("INSERT INTO person VALUES (?, ?, ?, ?)", row)
             except sqlite3.IntegrityError:
-                raise AlreadyExists(f"the account {name} exists already") from None
+                raise AlreadyExists(f"the account {name} already exists") from None
 
     def list(self) -> list[Principal]:
         """Return all accounts, by name."""

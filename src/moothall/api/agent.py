@@ -294,7 +294,7 @@ def _query(request: pb.ExecuteTaskRequest) -> Query:
     """Read a query from its request. Raises `InvalidRequest`."""
     if request.mode not in _MODES:
         raise InvalidRequest(
-            f"mode is {request.mode}; there are 1 (simple), 2 (standard) and 3 (complex)"
+            f"mode is {request.mode}; allowed are 1 (simple), 2 (standard) and 3 (complex)"
         )
     metadata, config, session = request.metadata, request.config, request.session_context
     budget = metadata.token_budget
@@ -508,7 +508,7 @@ def _repository(workspace: str, ref: str) -> RepositoryRef | None:
     """Return the repository to work on; None if the call names none."""
     if not workspace:
         if ref:
-            raise InvalidRequest("ref needs a workspace, and none is given")
+            raise InvalidRequest("ref needs a workspace, but none is given")
         return None
     return RepositoryRef.from_name(workspace, ref)
 

@@ -130,7 +130,7 @@ class Context(pb_grpc.ContextServiceServicer):
             allowed=not extra,
             missing=[scope for scope in allowed_scopes if scope not in provided],
             extra=extra,
-            reason=f"not for {role or 'everybody'} in "
+            reason=f"not allowed for {role or 'everybody'} in "
             f"{request.phase.strip().lower() or scopes().phase}: {', '.join(extra)}"
             if extra
             else "",

@@ -288,7 +288,7 @@ def _abort_code(context: Any) -> grpc.StatusCode:
 
 
 def _handle_call(handler: grpc.RpcMethodHandler[Any, Any], method: str) -> Any:
-    """Parse the request, call the method, and write what it streams."""
+    """Parse the request, call the method, and write its responses."""
     behaviour: Any = (
         handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
     )

@@ -170,7 +170,7 @@ class TokenSource(Protocol):
     """Tokens that change while the server runs."""
 
     async def find(self, token: str) -> Caller | None:
-        """Return the caller of a token; None if it is no token of this source. Raises
+        """Return the caller of a token; None if it is not a token of this source. Raises
         `Unauthenticated`, `Temporary`.
         """
 

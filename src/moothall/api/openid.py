@@ -194,7 +194,8 @@ class Issuer:
             )
             if status != HTTPStatus.OK:
                 raise CallFailed(
-                    f"its metadata document has the status {status}; is it the issuer?"
+                    f"the request for its metadata document failed with status {status}; is it "
+                    "the issuer?"
                 )
             try:
                 metadata = IssuerMetadata.model_validate(document)

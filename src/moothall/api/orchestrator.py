@@ -261,7 +261,7 @@ class MetricsService:
         kind = request.metric_type.strip().lower() or "all"
         if kind not in {"all", *METRICS}:
             raise InvalidRequest(
-                f"unknown metric_type {request.metric_type[:40]!r}; there are "
+                f"unknown metric_type {request.metric_type[:40]!r}; allowed are "
                 f"{', '.join(METRICS)}, and all"
             )
         if request.time_range_ms < 0:

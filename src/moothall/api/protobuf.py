@@ -145,7 +145,7 @@ def struct_data(message: struct_pb2.Struct, field: str) -> dict[str, Any]:
     try:
         data: dict[str, Any] = json_format.MessageToDict(message)
     except (json_format.Error, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{field}: no JSON object: {error}") from error
+        raise InvalidRequest(f"{field}: not a JSON object: {error}") from error
     return {name: whole_numbers(value) for name, value in data.items()}
 
 

@@ -78,7 +78,7 @@ async def open_log(
             url = address.bus_url
         elif not alone and settings.bus.url is None:
             raise ConfigurationError(
-                f"nothing is served on {settings.data_dir}; start `moothall serve`, or leave "
+                f"no server is running on {settings.data_dir}; start `moothall serve`, or leave "
                 "--follow out"
             )
         else:
@@ -103,14 +103,15 @@ async def hold_or_find(
                     return address
                 if not has_reported:
                     report_progress(
-                        f"another moothall is starting or ending on {data_dir}; waiting for it"
+                        f"another moothall process is starting or stopping on {data_dir}; "
+                        "waiting for it"
                     )
                     has_reported = True
                 await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError as error:
         raise ConfigurationError(
-            f"another process holds {data_dir} but does not say where it serves: it still starts, "
-            "or hangs. Wait, end it, or set MOOTHALL_DATA_DIR to another folder"
+            f"another process holds {data_dir} but has published no address: it is still starting, "
+            "or it hangs. Wait, stop it, or set MOOTHALL_DATA_DIR to another folder"
         ) from error
 
 
@@ -159,7 +160,7 @@ async def watch_log(data_dir: Path, bus: Bus, report_progress: ReportProgress) -
                 last_report = str(report)
                 report_progress(last_report)
                 log.error(
-                    "the log is not whole",
+                    "the log is incomplete",
                     lost=report.lost,
                     cut=report.cut,
                     concerned=list(report.concerned)[:_MAX_SHOWN],
@@ -240,7 +241,7 @@ def roles_of(settings: Settings) -> frozenset[str]:
     ):
         raise ConfigurationError(
             f"a process with the roles {', '.join(sorted(roles))} would have an embedded bus that "
-            f"nobody else reaches, and nobody on it does the work of {', '.join(missing)}: set "
+            f"no other process reaches, so the roles {', '.join(missing)} would be missing: set "
             "bus.url (MOOTHALL_BUS__URL) to a server that all processes reach, or add "
             f"{', '.join(missing)}"
         )

@@ -156,7 +156,7 @@ class Diff:
     base: str = ""
 
 
-async def take_over(settings: Settings, top: Path, *changes: Diff) -> tuple[str, ...]:
+async def apply_conversation(settings: Settings, top: Path, *changes: Diff) -> tuple[str, ...]:
     """Apply the last of a conversation's changes to the files at `top`, with as many earlier ones
     as it needs to apply. Return the paths. Raises `RepositoryError`; nothing is changed then.
     """
@@ -319,7 +319,8 @@ async def check_repository(
     ref = await find_repository(settings, named)
     if ref is None:
         raise InvalidRequest(
-            "you are in no git repository; name one: moothall check PATH, URL or id"
+            "the current folder is not in a git repository; name one: moothall check PATH, URL "
+            "or id"
         )
     notice = await describe_uncommitted(settings, ref)
     base = await trusted_repositories(settings).resolve(ref)
@@ -355,8 +356,8 @@ async def write_profile(repository_check: RepositoryCheck, *, replace: bool) -> 
     """
     if repository_check.files is None or not (repository_check.files / ".git").exists():
         raise InvalidRequest(
-            "its files are not on this machine: --write needs a work tree; --json shows what it "
-            "would say"
+            "its files are not on this machine: --write needs a work tree; --json shows what would "
+            "be written"
         )
     return await asyncio.to_thread(
         write_config_file, repository_check.files, repository_check.own_file, replace=replace

@@ -1,4 +1,4 @@
-"""What happens to a data directory as a whole: backup, restore, and removal of old data."""
+"""Operations on a whole data directory: backup, restore, and removal of old data."""
 
 from __future__ import annotations
 
@@ -121,10 +121,10 @@ def _hold_directory(data_dir: Path) -> Iterator[str]:
     try:
         with preflight.hold(data_dir):
             if preflight.is_shared(data_dir):
-                yield f"processes that serve some roles work on {data_dir}; stop them first"
+                yield f"processes that serve some roles use {data_dir}; stop them first"
             else:
                 yield (
-                    "a process has workspaces open here; wait for it"
+                    "a process has open workspaces here; wait until it ends"
                     if has_open_workspaces(data_dir)
                     else ""
                 )
@@ -135,7 +135,7 @@ def _hold_directory(data_dir: Path) -> Iterator[str]:
     yield (
         f"process {address.pid} serves {data_dir}; stop it first"
         if address
-        else f"another moothall starts on {data_dir}"
+        else f"another moothall process is starting on {data_dir}"
     )
 
 
@@ -208,7 +208,7 @@ def new_archive(path: Path) -> Iterator[tarfile.TarFile]:
     flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     try:
         if path.exists():
-            raise ConfigurationError(f"{path} exists already; name a new file")
+            raise ConfigurationError(f"{path} already exists; name a new file")
         with os.fdopen(os.open(partial, flags, 0o600), "w+b") as file:
             with tarfile.open(fileobj=file, mode="w") as tar:
                 yield tar

@@ -62,7 +62,7 @@ async def open_graph(
             from moothall.graph.neo4j import neo4j_store
         except ImportError as error:
             raise ConfigurationError(
-                "graph.url is set, and Neo4j's driver is not installed: pip install "
+                "graph.url is set, but Neo4j's driver is not installed: pip install "
                 "'moothall[neo4j]'"
             ) from error
 
@@ -207,7 +207,7 @@ async def _drain(seconds: float, projector: Projector, bus: Bus) -> None:
         async with asyncio.timeout(seconds):
             await projector.wait_written((await bus.state(EVENTS.name)).last_seq)
     except (TimeoutError, BusUnavailable):
-        log.warning("the graph is behind; the next start goes on", at=projector.written)
+        log.warning("the graph is behind; the next start continues", at=projector.written)
 
 
 @asynccontextmanager
@@ -264,8 +264,8 @@ async def rebuild(
         state: StreamState = await bus.state(EVENTS.name)
         if state.first_seq > 1 and not lossy:
             raise ConfigurationError(
-                f"the log begins at seq {state.first_seq}: what was pruned is in the graph alone "
-                "and would be gone; --lossy rebuilds it nevertheless"
+                f"the log begins at seq {state.first_seq}: pruned events exist only in the graph "
+                "and would be lost; --lossy rebuilds it nevertheless"
             )
         if not await _may_write(settings, bus, stack):
             raise ConfigurationError(

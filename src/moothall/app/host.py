@@ -116,7 +116,9 @@ async def host_in_process(
 
 
 def _open_harnesses(models: Models) -> RunHarness | None:
-    """Return what runs harnesses, None if no model has one or the extra `acp` is missing."""
+    """Return the function that runs harnesses, None if no model has one or the extra `acp` is
+    missing.
+    """
     if not any(llm.harness for _, llm in models.items()):
         return None
     try:

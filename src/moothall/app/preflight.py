@@ -143,7 +143,7 @@ class NamedRepository:
             if value
         ]
         if self.text and options:
-            raise InvalidRequest(f"--text is about no repository; leave it or {options[0]} out")
+            raise InvalidRequest(f"--text works without a repository; leave it or {options[0]} out")
 
     def check_remote(self) -> None:
         """Raise `InvalidRequest` for an option that a remote server does not support."""

@@ -195,9 +195,9 @@ async def open_app(
                 owns_directory = True
         if address is not None and serving:
             raise ConfigurationError(
-                f"process {address.pid} serves the data directory {settings.data_dir} already, and "
-                f"an embedded {' or '.join(parts)} is one process's; stop it or set "
-                "MOOTHALL_DATA_DIR to another one"
+                f"process {address.pid} already serves the data directory {settings.data_dir}, and "
+                f"only one process can have an embedded {' or '.join(parts)}; stop it, or set "
+                "MOOTHALL_DATA_DIR to another folder"
             )
         if address is not None:
             async with asyncio.TaskGroup() as group:
@@ -234,8 +234,8 @@ async def _watch_owner(data_dir: Path) -> None:
         except preflight.DirectoryTaken:
             continue
     raise BusUnavailable(
-        f"the process that served {data_dir} ended; run the command again with the same --task-id, "
-        "the work goes on"
+        f"the process that served {data_dir} ended; run the command again with the same --task-id "
+        "to continue the work"
     )
 
 
@@ -353,7 +353,7 @@ class _ServerBuilder:
             await self._serve_task_list(bus, collector)
             _announce(self._settings, url, app, self._stack)
         self._stack.callback(
-            lambda: ending.enter_context(self._report_if_slow("what was started to end"))
+            lambda: ending.enter_context(self._report_if_slow("the started parts to end"))
         )
         return app, collector
 
@@ -699,9 +699,9 @@ async def page_link(settings: Settings, report_progress: ReportProgress) -> str 
     )
     if not address.page or not token:
         raise ConfigurationError(
-            f"process {address.pid} works on {settings.data_dir} and shows no page that could be "
-            "opened here: it is a single command, or serves without one, over TLS or to holders of "
-            "other tokens. Wait for its end, or set MOOTHALL_DATA_DIR"
+            f"process {address.pid} uses {settings.data_dir} and has no page that can be opened "
+            "here: it is a single command, or its page is off, uses TLS or needs another token. "
+            "Wait until it ends, or set MOOTHALL_DATA_DIR"
         )
     return address.page + await asyncio.to_thread(_request_link_path, address.page, token)
 
@@ -716,7 +716,7 @@ def _request_link_path(page: str, token: str) -> str:
         return str(json.loads(connection.getresponse().read())["path"])
     except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
-            f"the page at {page} gave no link ({error}); is another server there?"
+            f"the page at {page} returned no link ({error}); is another server there?"
         ) from error
     finally:
         connection.close()

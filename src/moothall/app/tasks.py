@@ -111,8 +111,8 @@ class Tasks:
         state = await self._state(task_id)
         if state is not None and state.decided is None and state.pauses.is_paused:
             raise InvalidRequest(
-                f"{task_id} is paused: let it go on where it was paused (its page, "
-                f"ResumeDeliberation, `moothall agents resume`), or `moothall cancel {task_id}`"
+                f"{task_id} is paused: resume it (its page, ResumeDeliberation, `moothall agents "
+                f"resume`), or run `moothall cancel {task_id}`"
             )
 
     async def thread(self, task_id: TaskId) -> Sequence[TaskView]:
@@ -176,7 +176,7 @@ class Tasks:
             return await self.find(reference)
         views = await self.latest(limit=1)
         if not views:
-            raise NotFound("there is no task yet; `moothall deliberate` makes one")
+            raise NotFound("there are no tasks yet; `moothall deliberate` starts one")
         return views[0].task_id
 
     async def choose(self, reference: str | None, seat: str = "") -> tuple[TaskId, Result]:
@@ -249,7 +249,9 @@ class Tasks:
         active.
         """
         if not (await self.outcome(task_id)).status.ended:
-            raise InvalidRequest(f"{task_id} is under way; `moothall cancel {task_id}` first")
+            raise InvalidRequest(
+                f"{task_id} is still running; run `moothall cancel {task_id}` first"
+            )
         task_key = key_of(task_id, LOCAL.tenant)
         for topic in deliberation_topics(task_key):
             await self._bus.forget(topic)
@@ -312,7 +314,7 @@ async def cancel(
             async with asyncio.timeout(_CANCEL_SECONDS):
                 status = (await tasks.deliberations.wait(task_id, LOCAL)).status
         except TimeoutError:
-            report_progress("it is cancelled, but whoever works on it has not confirmed that yet")
+            report_progress("it is cancelled, but its process has not confirmed that yet")
         return task_id, status
 
 
@@ -349,7 +351,9 @@ async def remove(
         task_id = await tasks.find(reference, exact=True)
         outcome = await tasks.outcome(task_id)
         if not outcome.status.ended:
-            raise InvalidRequest(f"{task_id} is under way; `moothall cancel {task_id}` first")
+            raise InvalidRequest(
+                f"{task_id} is still running; run `moothall cancel {task_id}` first"
+            )
         branch, remaining_branch = "", ""
         repository = await tasks.repository(task_id) if outcome.branch else None
         if repository is not None:
@@ -395,7 +399,7 @@ def choose_result(outcome: Outcome, seat: str) -> Result:
                 f"{seat_outcome.error_message or seat_outcome.status.value}"
             )
     raise NotFound(
-        f"no seat {seat!r} in {outcome.task_id}; there are proposals of {proposed or 'nobody'}"
+        f"no seat {seat!r} in {outcome.task_id}; seats with a proposal: {proposed or 'none'}"
     )
 
 

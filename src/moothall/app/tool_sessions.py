@@ -107,8 +107,8 @@ def execution_service(sessions: ToolSessions) -> Executions | None:
 async def workflow_service(
     bus: Bus, sessions: ToolSessions, *, resume: bool = True
 ) -> AsyncIterator[Workflows]:
-    """Run workflows in the workspaces of tool sessions. `resume`: continue the workflows of
-    processes that are gone at once.
+    """Run workflows in the workspaces of tool sessions. `resume`: continue the workflows of ended
+    processes at once.
     """
     async with Workflows(sessions, sessions.gateway, bus, bus.bucket(BUCKET)) as workflows:
         if resume:
@@ -175,7 +175,7 @@ async def _run_here(
     if (entry := await _find_started(bus, request)) is not None:
         if entry.running:
             report_progress(
-                f"workflow {entry.workflow_id} goes on where it was, in {entry.session.workspace}"
+                f"workflow {entry.workflow_id} continues where it was, in {entry.session.workspace}"
             )
             await workflows.resume(entry.workflow_id)
         return _follow_workflow(bus, entry.session.workspace, request)

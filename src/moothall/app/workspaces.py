@@ -305,7 +305,7 @@ async def _try_block(settings: Settings, make: CreateExecutor | None) -> str:
     async with ExecutorPool(settings, create_executor=make) as pool:
         result = await LocalRunner(settings, pool).run_in_monty(block, answer_call)
     if result.value != "ab":
-        raise WorkspaceFailed(result.error or f"a block of Python gave {result.value!r}")
+        raise WorkspaceFailed(result.error or f"a block of Python returned {result.value!r}")
     return f"pydantic-monty {version('pydantic-monty')} in a sandbox of its own"
 
 

@@ -1,1 +1,1 @@
-"""All that stands between a request and a tool."""
+"""The checks between a request and a tool: identity, grants, tokens, policy, limits and audit."""

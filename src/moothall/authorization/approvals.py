@@ -88,7 +88,7 @@ class Approvals:
         import jwt
 
         if self._public:
-            raise Refused("approvals are given where the server is, not by a host")
+            raise Refused("approvals are signed by the server, not by a host")
 
         now = self._clock()
         claims = {
@@ -124,9 +124,9 @@ class Approvals:
         except (jwt.InvalidTokenError, ValueError, TypeError, RecursionError) as error:
             raise Refused(f"the approval is refused: {str(error)[:200]}") from error
         if any(claims.get(name) != value for name, value in asdict(subject).items()):
-            raise Refused("the approval is over another request")
+            raise Refused("the approval is for another request")
         if claims["exp"] <= self._clock():
-            raise ExpiredApproval("the approval is expired")
+            raise ExpiredApproval("the approval has expired")
         return Approval(str(claims["jti"]), str(claims["sub"]))
 
     def _public_key(self) -> Ed25519PublicKey:
@@ -270,7 +270,7 @@ class ApprovalQueue:
             )
         if len(waiting) != 1:
             reason = (
-                "several wait under that request id; name one by its id"
+                "several requests with that request id are parked; name one by its own id"
                 if waiting
                 else f"it was {matches[0].state} already"
             )
@@ -312,7 +312,7 @@ class ApprovalQueue:
             return None
         except AlreadyExists as error:
             if repeated:
-                raise Refused("the approval was used already") from error
+                raise Refused("the approval was already used") from error
             return None
         return approval
 
@@ -333,7 +333,7 @@ class ApprovalQueue:
             log.warning("a parked request cannot be read", key=key, reason=error.message)
             return None
         if f"{item.tenant}.{item.id}" != key:
-            log.warning("a parked request lies under another's key", key=key)
+            log.warning("a parked request is stored under the key of another request", key=key)
             return None
         self._items[key] = item
         return item
@@ -365,8 +365,8 @@ async def check_approval(
             ToolStatus.BLOCKED, f"an operator refused it: {item.comment or stopped.reason}"
         )
     reason = (
-        f"{stopped.reason}. It waits for an operator as {item.id}; go on without it, or ask for "
-        "the same again later"
+        f"{stopped.reason}. It waits for an operator as {item.id}; continue without it, or repeat "
+        "the same call later"
     )
     raise Stopped(ToolStatus.PARKED, reason)
 
@@ -375,7 +375,7 @@ def refuse_unless_operator(principal: Principal) -> None:
     """Raise `Refused` unless the principal is an operator."""
     if not principal.operator:
         raise Refused(
-            f"{principal.name} is no operator: give the account or token the role `operator`"
+            f"{principal.name} is not an operator: give the account or token the role `operator`"
         )
 
 

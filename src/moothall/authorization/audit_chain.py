@@ -75,7 +75,7 @@ class Problem:
 
     path: Path
     line: int
-    what: str
+    message: str
     serious: bool = True
 
 
@@ -336,7 +336,7 @@ class _ChainReader:
     def _check_record(self, record: dict[str, Any]) -> Iterator[Problem]:
         if record["seq"] != self._last.seq + 1:
             yield self._problem(
-                f"record {record['seq']} stands after record {self._last.seq}: removed, reordered "
+                f"record {record['seq']} follows record {self._last.seq}: removed, reordered "
                 "or inserted"
             )
         elif record["prev"] != self._last.hash:
@@ -377,7 +377,7 @@ class _ChainReader:
             return Problem(
                 self.path,
                 line,
-                "a record was torn by a crash; the chain says so and goes on",
+                "a record was torn by a crash; the chain notes it and continues",
                 serious=False,
             )
         text = (
@@ -446,7 +446,7 @@ class _RemoteChainReader(_ChainReader):
             if record["hash"] != record_hash(record):
                 left_out = HOLE in json.dumps(record)
                 text = (
-                    "what looked like a secret was left out: its hash cannot be checked"
+                    "possible secrets were removed, so its hash cannot be checked"
                     if left_out
                     else "a record was changed: its hash is wrong"
                 )

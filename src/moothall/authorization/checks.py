@@ -110,7 +110,7 @@ def refuse_path(path: str) -> str:
     """
     quoted = repr(path[:80])
     if any(ord(letter) < 32 or ord(letter) == 127 for letter in path):  # noqa: PLR2004  # ASCII control characters
-        return f"path {quoted} holds a control character"
+        return f"path {quoted} contains a control character"
     file = path.partition("::")[0]
     if file.startswith(("/", "~", "\\")) or file[1:2] == ":":
         return f"path {quoted} is absolute; paths are relative to the workspace, as in src/utils.py"
@@ -308,7 +308,7 @@ def check_capability(
     if not context.token:
         raise Stopped(
             ToolStatus.BLOCKED,
-            "there is no capability token; whoever opens a workspace is given one",
+            "the capability token is missing; opening a workspace returns one",
         )
     try:
         capability = tokens.check(context.token, context.workspace_id)
@@ -316,7 +316,9 @@ def check_capability(
         raise Stopped(ToolStatus.BLOCKED, error.message, escape=True) from error
     holder = (capability.tenant, capability.principal, capability.role, capability.persona)
     if holder != (context.tenant, context.principal.name, context.role, context.persona):
-        raise Stopped(ToolStatus.BLOCKED, "the capability token is somebody else's", escape=True)
+        raise Stopped(
+            ToolStatus.BLOCKED, "the capability token belongs to another principal", escape=True
+        )
     if capability.request and capability.request != request_digest(call):
         raise Stopped(ToolStatus.BLOCKED, "the capability token is bound to another request")
     if not is_granted(capability.grant, checked_call.spec.name):

@@ -180,7 +180,7 @@ class ToolGateway:
             result = replace(
                 result,
                 status=ToolStatus.ERROR,
-                error=f"{error.message}; the tool ran, its end is not recorded",
+                error=f"{error.message}; the tool ran, but its end is not recorded",
             )
         await self._publish(context, result)
         for alert in self._alerts.pop_raised():
@@ -245,7 +245,7 @@ class ToolGateway:
     ) -> ToolResult:
         seconds_allowed = self._seconds_allowed(context, call, checked_call)
         if seconds_allowed <= 0:
-            raise Stopped(ToolStatus.TIMEOUT, "the deadline was over before the tool could start")
+            raise Stopped(ToolStatus.TIMEOUT, "the deadline passed before the tool could start")
         with reserve(context.meter, seconds_allowed) as seconds:
             key = ""
             if checked_call.spec.cache_seconds > 0:
@@ -500,7 +500,7 @@ class Alerts:
     def count_refusal(
         self, context: CallContext, call: ToolCall, reason: str, *, escape: bool
     ) -> None:
-        """Count a refused call. At the limit, raise an alert and start counting anew."""
+        """Count a refused call. At the limit, raise an alert and restart the count."""
         self._count("denials", self._limits.denials, context, call, reason)
         if escape:
             self._count("escapes", self._limits.escapes, context, call, reason)
@@ -542,7 +542,7 @@ class Alerts:
         self._raised.append(alert)
         metrics.GUARD_ALERTS.add(kind)
         log.warning(
-            "the guard raises an alert",
+            "the tool gateway raised an alert",
             kind=kind,
             count=count,
             principal=alert.principal,

@@ -94,7 +94,9 @@ def ensure_token(data_dir: Path, name: str = "token") -> str:
             f"the token file {path} can be read by others; run: chmod 600 {path}"
         )
     if not token:
-        raise ConfigurationError(f"the token file {path} is empty; delete it and a new one is made")
+        raise ConfigurationError(
+            f"the token file {path} is empty; delete it, and a new one is created"
+        )
     return token
 
 

@@ -121,7 +121,7 @@ class ToolCircuits:
             retry_note = (
                 f"it is tried again in {error.seconds:.0f} seconds"
                 if error.seconds
-                else "it is being tried again just now"
+                else "it is being tried again now"
             )
             raise Stopped(
                 ToolStatus.CIRCUIT_OPEN,
@@ -233,7 +233,7 @@ async def check_rate(
             seconds = await shared.count_call(context.tenant, spec)
         except BusUnavailable as error:
             reason = (
-                f"how often {spec.name} was called cannot be asked ({error.message}); try again"
+                f"the number of calls of {spec.name} is unavailable ({error.message}); try again"
             )
             raise Stopped(ToolStatus.RATE_LIMITED, reason) from error
     if seconds > 0:
@@ -245,7 +245,7 @@ def too_often(spec: ToolSpec, seconds: float) -> str:
     limits = " and ".join(
         f"{limit} a {'minute' if span == _MINUTE else 'hour'}" for limit, span in _windows(spec)
     )
-    return f"{spec.name} may be called {limits}; the next may go in {seconds:.0f} seconds"
+    return f"{spec.name} may be called {limits}; the next call is possible in {seconds:.0f} seconds"
 
 
 # A cache of results, for tools whose catalogue entry allows it.
@@ -437,7 +437,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def check_spending(ledger: Ledger | None, meter: Meter, limits: GatewayLimits) -> None:
-    """Something may still be spent; else `Stopped`.
+    """Raise `Stopped` if nothing more may be spent.
 
     A turn that was paid with the last token still runs its tools; one past the limit does not.
     """

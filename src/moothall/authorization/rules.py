@@ -74,7 +74,7 @@ class Grants:
         if persona:
             if persona not in self.personas:
                 raise InvalidRequest(
-                    f"unknown persona {persona[:40]!r}; there are "
+                    f"unknown persona {persona[:40]!r}; the personas are "
                     f"{', '.join(self.personas) or 'none'}"
                 )
             grant = intersection(grant, self.personas[persona])
@@ -88,10 +88,10 @@ def read_grants(text: str, specs: Iterable[ToolSpec] = CATALOGUE.values()) -> Gr
     try:
         table = _Table.model_validate(yaml.safe_load(text))
     except yaml.YAMLError as error:
-        raise ConfigurationError(f"the table of roles is no YAML: {error}") from error
+        raise ConfigurationError(f"the table of roles is not YAML: {error}") from error
     except ValidationError as error:
         raise ConfigurationError(
-            f"the table of roles is wrong: {describe_errors(error)}"
+            f"the table of roles is invalid: {describe_errors(error)}"
         ) from error
     tools = tuple(specs)
     return Grants(
@@ -104,15 +104,15 @@ def _read_role(name: str) -> str:
     try:
         return read_role(name)
     except InvalidRequest as error:
-        raise ConfigurationError(f"the table of roles is wrong: {error.message}") from error
+        raise ConfigurationError(f"the table of roles is invalid: {error.message}") from error
 
 
 def _read_grant(name: str, entry: _Entry, specs: Sequence[ToolSpec]) -> Grant:
     for pattern in entry.tools:
         if not any(fnmatchcase(spec.name, pattern) for spec in specs):
             raise ConfigurationError(
-                f"the table of roles is wrong: {name} is granted {pattern!r}, and there is no such "
-                "tool"
+                f"the table of roles is invalid: {name} is granted {pattern!r}, but there is no "
+                "such tool"
             )
     tools = tuple(
         spec.name
@@ -393,10 +393,10 @@ class Policy:
 def _read_decision(answer: object) -> PolicyAnswer:
     """Return the decision in an answer. Raises `PolicyUnavailable` if it is unclear."""
     if not isinstance(answer, Mapping):
-        raise PolicyUnavailable("its answer is no object")
+        raise PolicyUnavailable("its answer is not an object")
     allow, park, reason = answer.get("allow"), answer.get("park", False), answer.get("reason", "")
     if not isinstance(allow, bool) or not isinstance(park, bool) or not isinstance(reason, str):
-        raise PolicyUnavailable("its answer has no allow that is true or false")
+        raise PolicyUnavailable("`allow` in its answer is neither true nor false")
     return PolicyAnswer(allow, reason[:500] or ("" if allow else "no reason is given"), park)
 
 

@@ -117,7 +117,7 @@ class Tokens:
         capability = self._checked.get((token, workspace))
         if capability is None:
             if len(token) > _MAX_TOKEN_CHARS:
-                raise Refused("the capability token is too long to be one")
+                raise Refused("the capability token is too long")
             capability = self._read_token(token, workspace, _MAX_CHAIN)[0]
             self._checked[token, workspace] = capability
         if capability.expires <= self._clock():
@@ -134,8 +134,8 @@ class Tokens:
 
         if token.count(".") != _JWT_DOTS:
             raise Refused(
-                "capability_token is no capability token: it is what opening the workspace "
-                "answered, three parts with dots"
+                "capability_token is not a capability token: pass the one that was returned when "
+                "the workspace was opened, three parts with dots"
             )
         try:
             header = jwt.get_unverified_header(token)
@@ -212,11 +212,11 @@ class Tokens:
         lifetime = float(claims["exp"]) - float(claims["iat"])
         if lifetime > self._max_seconds + 1:
             raise Refused(
-                f"the capability token lives too long: {lifetime:.0f} seconds, and "
+                f"the capability token has a lifetime of {lifetime:.0f} seconds; at most "
                 f"{self._max_seconds:.0f} are allowed"
             )
         if float(claims["iat"]) > self._clock() + _LEEWAY_SECONDS:
-            raise Refused("the capability token begins in the future")
+            raise Refused("the capability token is not valid yet")
         if float(claims["exp"]) <= self._clock():
             raise Refused("the capability token is expired")
 
@@ -274,10 +274,10 @@ def _intersect_claims(parent: Capability, claims: Mapping[str, Any]) -> Capabili
         isinstance(values, list | tuple) and all(isinstance(value, str) for value in values)
         for values in (tools, protected)
     ):
-        raise Refused("the capability token's tools and protected paths are lists of words")
+        raise Refused("the capability token's tools and protected paths must be lists of strings")
     request = claims.get("request", parent.request)
     if parent.request and request != parent.request:
-        raise Refused("the capability token is bound to another request than its parent")
+        raise Refused("the capability token is bound to a different request than its parent")
     return replace(
         parent,
         grant=intersection(parent.grant, Grant(tuple(tools), tuple(protected))),

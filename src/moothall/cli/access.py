@@ -1,4 +1,4 @@
-"""Who may use a server, and how much. `moothall account`: users of the web page. `moothall token`:
+"""Access to a server, and its limits. `moothall account`: users of the web page. `moothall token`:
 callers of the APIs. `moothall quota`: the quotas of a tenant. `moothall bus`: the keys of a bus.
 """
 
@@ -74,7 +74,7 @@ def list_accounts(context: click.Context, *, as_json: bool) -> None:
     for item in accounts:
         click.echo(f"{item['name']}  ({item['tenant']})  {', '.join(item['roles']) or 'no role'}")
     if not accounts:
-        print_status("nobody has an account; moothall account add NAME makes one")
+        print_status("there are no accounts; moothall account add NAME creates one")
 
 
 @account.command(epilog=example("moothall account remove alice"))
@@ -186,7 +186,7 @@ def list_tokens(context: click.Context, *, as_json: bool) -> None:
             f"{', '.join(item['roles']) or 'no role'}  {state} {format_time(moment)}"
         )
     if not documents:
-        print_status("there are no tokens; moothall token create NAME makes one")
+        print_status("there are no tokens; moothall token create NAME creates one")
 
 
 @token.command(epilog=example("moothall token revoke ci"))
@@ -278,7 +278,7 @@ _INTEGER, _AMOUNT = _Limit(click.IntRange(0, _MAX_VALUE)), _Limit(click.FloatRan
     "quota",
     epilog=example("moothall quota", "moothall quota --tenant team-a --tokens-per-day 2000000"),
 )
-@click.option("--tenant", default=LOCAL.tenant, show_default=True, help="Tenant that is meant.")
+@click.option("--tenant", default=LOCAL.tenant, show_default=True, help="Tenant of the quotas.")
 @click.option("--tokens-per-day", type=_INTEGER, help="Tokens of all model calls in a day.")
 @click.option("--tokens-per-month", type=_INTEGER, help="Tokens of all model calls in a month.")
 @click.option("--cost-usd-per-day", type=_AMOUNT, help="US dollars in a day.")
@@ -287,8 +287,8 @@ _INTEGER, _AMOUNT = _Limit(click.IntRange(0, _MAX_VALUE)), _Limit(click.FloatRan
 @json_option
 @with_settings()
 async def quota(settings: Settings, /, *, tenant: str, as_json: bool, **limits: Any) -> None:
-    """Print the quotas of a tenant and their use. With limits, set them first: 0 is no limit, and
-    `default` is the value of the settings. Running processes follow within 5 seconds.
+    """Print the quotas of a tenant and their use. With limits, set them first: 0 means no limit,
+    and `default` is the value of the settings. Running processes follow within 5 seconds.
     """
     from moothall.app.bus import open_log
     from moothall.authorization.budgets import BUCKET, Quotas

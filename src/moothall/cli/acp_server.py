@@ -45,12 +45,12 @@ from acp.schema import (
 import moothall
 from moothall.app.command_repository import (
     Diff,
+    apply_conversation,
     describe_uncommitted,
     file_versions,
     files_here,
     head_commit,
     register,
-    take_over,
 )
 from moothall.app.preflight import NamedRepository, check_early
 from moothall.cli.acp_updates import TaskReport, describe_outcome, read_prompt
@@ -123,7 +123,7 @@ class SessionStore:
             return load(SessionState, json.loads(text))
         except (OSError, ValueError, InvalidRequest) as error:
             raise NotFound(
-                f"no session {session_id[:80]!r} is stored in {self._folder}; begin one with "
+                f"no session {session_id[:80]!r} is stored in {self._folder}; start one with "
                 "session/new"
             ) from error
 
@@ -260,8 +260,8 @@ class CouncilAgent:
         top = await self._find_files(cwd)
         if str(top) != state.top:
             raise InvalidRequest(
-                f"session {session_id} is about {state.top}, not about {top}; load it there, or "
-                "begin one with session/new"
+                f"session {session_id} belongs to {state.top}, not to {top}; load it there, or "
+                "start one with session/new"
             )
         session = await self._begin_session(top, state, mcp_servers)
         self._sessions[session_id] = session
@@ -340,7 +340,7 @@ class CouncilAgent:
         session = self._sessions.get(session_id)
         if session is None:
             raise NotFound(
-                f"no session {session_id[:80]!r}; load it with session/load, or begin one with "
+                f"no session {session_id[:80]!r}; load it with session/load, or start one with "
                 "session/new"
             )
         return session
@@ -418,7 +418,7 @@ class CouncilAgent:
             return
         change = Diff(outcome.diff, base)
         try:
-            await take_over(self._settings, session.top, *earlier, change)
+            await apply_conversation(self._settings, session.top, *earlier, change)
         except RepositoryError as error:
             await self._end_offer(
                 session_id, call_id, f"Not applied: {error.message}. {_merge_hint(outcome)}"

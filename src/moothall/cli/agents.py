@@ -55,7 +55,7 @@ async def validate(settings: Settings, *, paths: Sequence[Path]) -> int:
         except InvalidRequest as error:
             print_status(plain(error.message))
             problems = 1
-    click.echo(f"agents: {len(files.specs)} read, wrong places: {problems}")
+    click.echo(f"agents: {len(files.specs)} read, errors: {problems}")
     return EXIT_NONE if problems else 0
 
 
@@ -120,7 +120,7 @@ async def run_(
     """
     files = _load_specs(settings, paths)
     if files.errors:
-        raise InvalidRequest(f"{len(files.errors)} places in the files are wrong; nothing is run")
+        raise InvalidRequest(f"{len(files.errors)} errors in the files; nothing is run")
     specs = _choose(tuple(files.specs.values()), only)
     named = NamedRepository(repo, ref, profile=profile)
     return await _run_agents(settings, specs, named, name, at_once, as_json=as_json)
@@ -137,7 +137,7 @@ async def pause(settings: Settings, *, name: str) -> None:
     agents resume`.
     """
     await _set_paused(
-        settings, name, paused=True, changed_text="paused", unchanged_text="was paused already"
+        settings, name, paused=True, changed_text="paused", unchanged_text="was already paused"
     )
 
 
@@ -157,7 +157,7 @@ async def resume(settings: Settings, *, name: str) -> None:
 @_NAME
 @with_settings(_LOG)
 async def stop(settings: Settings, *, name: str) -> None:
-    """Stop the agent NAME for good. It is not started again, whatever its file says."""
+    """Stop the agent NAME permanently. It is not restarted, whatever its file specifies."""
     from moothall.app.tasks import cancel
 
     for task in await _running_tasks(settings, name):
@@ -190,8 +190,8 @@ async def _running_tasks(settings: Settings, name: str) -> Sequence[str]:
     if not (task_ids := [view.task_id for view in live if view.agent == name]):
         running_agents = ", ".join(sorted({view.agent for view in live}))
         raise NotFound(
-            f"no agent {name[:80]!r} is at work; "
-            + (f"at work are {running_agents[:500]}" if running_agents else "none is")
+            f"no agent {name[:80]!r} is running; "
+            + (f"running are {running_agents[:500]}" if running_agents else "none is")
         )
     return task_ids
 
@@ -217,7 +217,7 @@ def _load_specs(settings: Settings, paths: Sequence[Path]) -> LoadedSpecs:
                 SpecError(
                     file,
                     0,
-                    f"its timeout is more than {max_seconds} s, which hold "
+                    f"its timeout is over the limit of {max_seconds} s, which applies instead "
                     "(limits.deliberation_seconds)",
                 )
             )
@@ -234,7 +234,8 @@ def _choose(specs: Sequence[Spec], only: Sequence[str]) -> Sequence[Spec]:
     check_order(specs)
     if missing := [name for name in only if name not in by_name]:
         raise InvalidRequest(
-            f"there is no agent {missing[0][:80]!r}; there are {', '.join(sorted(by_name))[:500]}"
+            f"there is no agent {missing[0][:80]!r}; the agents are "
+            f"{', '.join(sorted(by_name))[:500]}"
         )
     chosen, unvisited = set(only or by_name), list(only)
     while unvisited:
@@ -277,11 +278,11 @@ async def _run_agents(
     run_name = check_id(name, "--run") if name else new_task_id()
     repository = await find_repository(settings, named)
     if repository is None:
-        raise InvalidRequest("you are in no git repository: name one with --repo")
+        raise InvalidRequest("the current folder is not in a git repository: name one with --repo")
     if text := await describe_uncommitted(settings, repository):
         report_progress(text)
     report_progress(
-        f"{len(specs)} agents, {at_once} at once; where this is killed, it goes on with --run "
+        f"{len(specs)} agents, {at_once} at once; if this run is killed, continue it with --run "
         f"{run_name}"
     )
     async with open_app(settings, report_progress, model_checked=model_checked) as app:

@@ -53,14 +53,14 @@ _MAX_CHARS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class AskOptions:
-    """The options of a question. `request` is common to all questions of a conversation. `goes_on`
-    is the task to continue: '' for the last one, None for a new conversation.
+    """The options of a question. `request` is common to all questions of a conversation.
+    `continued_task` is '' for the last task, None for a new conversation.
     """
 
     settings: Settings
     request: DeliberationRequest
     named: NamedRepository
-    goes_on: str | None = None
+    continued_task: str | None = None
     server: str = ""
     token_file: Path | None = None
     quiet: bool = False
@@ -160,7 +160,7 @@ class _Answer:
 @click.argument("prompt", default="")
 @click.option(
     "--continue",
-    "goes_on",
+    "continued_task",
     is_flag=False,
     flag_value=_LAST_TASK,
     default=None,
@@ -216,7 +216,7 @@ def ask(
     context: click.Context,
     *,
     prompt: str,
-    goes_on: str | None,
+    continued_task: str | None,
     repo: str,
     ref: str,
     profile: Path | None,
@@ -233,19 +233,19 @@ def ask(
     as_json: bool,
     verbose: bool,
 ) -> None:
-    """Let one agent answer PROMPT: a question with words, a task with a diff that you may apply.
+    """Let one agent answer PROMPT: a question in text, a task with a diff that you may apply.
     Without PROMPT, on a terminal, you are asked for it, and for the next.
 
-    It is about the last commit of the repository that you are in, of another one (--repo), or of
-    none (--text).
+    It works on the last commit of the current repository or of another one (--repo), or without a
+    repository (--text).
 
     Exit codes: 0 an answer or a proven or reproduced change, 3 another change, 1 nothing, 2 wrong
-    use, a broken part or a diff that --yes could not apply. A change is left as branch
-    moothall/<task_id>, too.
+    use, a broken part or a diff that --yes could not apply. A change is also left as branch
+    moothall/<task_id>.
     """
     settings = settings_of(context, narrated=True)
     named = NamedRepository(repo, ref, text, profile)
-    prompt, goes_on = _read_prompt(prompt, goes_on)
+    prompt, continued_task = _read_prompt(prompt, continued_task)
     request = DeliberationRequest(
         description=prompt,
         role=role,
@@ -256,7 +256,9 @@ def ask(
         model=model,
         seed=seed,
     )
-    options = AskOptions(settings, request, named, goes_on, server, token_file, as_json, verbose)
+    options = AskOptions(
+        settings, request, named, continued_task, server, token_file, as_json, verbose
+    )
     if server:
         _check_remote(options)
     if not prompt:
@@ -278,13 +280,13 @@ def _check_remote(options: AskOptions) -> None:
     options.named.check_remote()
 
 
-def _read_prompt(prompt: str, goes_on: str | None) -> tuple[str, str | None]:
+def _read_prompt(prompt: str, continued_task: str | None) -> tuple[str, str | None]:
     """Return the question and the task to continue. The value of --continue is the question if it
     is not an id and no question follows.
     """
-    if goes_on is None or goes_on == _LAST_TASK:
-        return prompt, None if goes_on is None else ""
-    return (prompt, goes_on) if prompt or is_id(goes_on) else (goes_on, "")
+    if continued_task is None or continued_task == _LAST_TASK:
+        return prompt, None if continued_task is None else ""
+    return (prompt, continued_task) if prompt or is_id(continued_task) else (continued_task, "")
 
 
 async def _ask_once(options: AskOptions) -> _Answer:
@@ -355,9 +357,9 @@ def _is_wanted(*, yes: bool, quiet: bool) -> bool:
 
 
 def _apply_changes(settings: Settings, files: Path, changes: Sequence[Diff]) -> tuple[str, ...]:
-    from moothall.app.command_repository import take_over
+    from moothall.app.command_repository import apply_conversation
 
-    paths = result_of(take_over(settings, files, *changes))
+    paths = result_of(apply_conversation(settings, files, *changes))
     print_status(f"applied to {', '.join(plain(path, 80) for path in paths)}")
     return paths
 

@@ -20,13 +20,13 @@ from rich.console import Console
 
 from moothall.app.command_repository import (
     Diff,
+    apply_conversation,
     describe_uncommitted,
     files_here,
     files_of,
     find_repository,
     kernel_of,
     names,
-    take_over,
 )
 from moothall.cli import options as complete
 from moothall.cli.ask import AskOptions, show_answer
@@ -121,9 +121,9 @@ async def open_ask_session(
 
     settings, named = options.settings, options.named
     repository = await find_repository(settings, named)
-    is_new = options.goes_on is None or bool(named.ref)
+    is_new = options.continued_task is None or bool(named.ref)
     if repository is None and is_new and not named.text:
-        note("you are in no repository: this is about text alone")
+        note("the current folder is not in a repository: questions are about text only")
     elif (
         repository is not None
         and is_new
@@ -149,9 +149,9 @@ async def _open_local_session(
 
     repository = request.repository
     files = files_of(options.settings, repository) if repository else None
-    if options.goes_on is None:
+    if options.continued_task is None:
         return AskSession(deliberations, request, files, files)
-    follows = await _find_previous_task(request, tasks, options.goes_on)
+    follows = await _find_previous_task(request, tasks, options.continued_task)
     await tasks.check_not_paused(follows)
     own_base = bool(options.named.ref or options.named.text)
     target_files = (
@@ -180,8 +180,8 @@ async def _find_previous_task(request: DeliberationRequest, tasks: Tasks, task_n
     subject = request.repository.id if request.repository else ""
     if not (latest := await tasks.latest_question(subject, request.task_id)):
         raise NotFound(
-            f"nothing was asked about {subject or 'text'} yet: leave --continue out, or name a "
-            "task (--continue TASK)"
+            f"there is no earlier question about {subject or 'text'}: leave --continue out, or "
+            "name a task (--continue TASK)"
         )
     return latest
 
@@ -193,9 +193,9 @@ async def _open_remote_session(options: AskOptions) -> AsyncIterator[AskSession]
     """
     named, settings = options.named, options.settings
     named.check()
-    if options.goes_on == "":
+    if options.continued_task == "":
         raise InvalidRequest(
-            "a remote server does not say which task was the last: name it, --continue TASK"
+            "a remote server does not report the last task: name it (--continue TASK)"
         )
     files = None if named.text else await files_here(settings, named.repo)
     repository = None if named.text else names(RepositoryRef(url=named.repo, ref=named.ref), files)
@@ -206,7 +206,7 @@ async def _open_remote_session(options: AskOptions) -> AsyncIterator[AskSession]
             request,
             files,
             files,
-            TaskId(options.goes_on or ""),
+            TaskId(options.continued_task or ""),
             bool(named.ref or named.text),
         )
 
@@ -216,10 +216,10 @@ async def _open_remote_session(options: AskOptions) -> AsyncIterator[AskSession]
 
 _PROMPT = "> "
 _READ_BYTES = 65_536
-_HELP = """A line is a question or a task; the next one goes on from its answer. End a line with \\ to write another one.
-  /diff    the last change again
-  /apply   put it into your files, with those before it as far as it needs them
-  /new     begin another conversation
+_HELP = """Type a question or a task; the next one continues from its answer. End a line with \\ to continue it on the next line.
+  /diff    show the last change again
+  /apply   apply it to your files, with the earlier changes that it needs
+  /new     start another conversation
   /quit    leave, as the end of input does; Ctrl-C stops an answer"""  # noqa: E501 - a line of embedded text
 
 
@@ -271,8 +271,8 @@ async def run_conversation(options: AskOptions, *, model_checked: bool) -> int:
         model_checked=model_checked,
     ) as session:
         print_status(
-            f"{f'going on from {session.follows}; ' if session.follows else ''}/help says what "
-            "there is"
+            f"{f'continuing {session.follows}; ' if session.follows else ''}/help lists the "
+            "commands"
         )
         await _Conversation(options, session).read_questions()
     return 0
@@ -324,7 +324,7 @@ class _Conversation:
                     current_task is not None and current_task.cancelling()
                 ):
                     raise
-                print_status("stopped; what you ask next goes on from here")
+                print_status("stopped; the next question continues from here")
                 return
             finally:
                 if session.follows and not self._options.server:
@@ -343,14 +343,14 @@ class _Conversation:
             )
             print_status(f"not applied: {reason}")
             return
-        paths = await take_over(self._options.settings, session.files, *session.changes)
+        paths = await apply_conversation(self._options.settings, session.files, *session.changes)
         print_status(f"applied to {', '.join(plain(path, 80) for path in paths)}")
 
     def _diff(self) -> None:
         if self._session.changes:
             click.echo(plain(self._session.changes[-1].diff, _READ_BYTES))
         else:
-            print_status("nothing was changed yet")
+            print_status("nothing has been changed yet")
 
     def _new(self) -> None:
         self._session.begin()
@@ -360,4 +360,4 @@ class _Conversation:
         print_status(_HELP)
 
     def _unknown(self) -> None:
-        print_status("there is no such command; /help says which there are")
+        print_status("unknown command; /help lists the commands")

@@ -35,8 +35,8 @@ _MAX_CASES = 20
 _INDENT_COLUMNS, _REASON_CHARS = 2, 400
 _OUTPUT_LINES = 8
 _SETUP_HINT = (
-    'Write what sets it up into .moothall.toml: setup = ["…"]; moothall check --profile FILE '
-    "tries such a file uncommitted."
+    'Add the set-up commands to .moothall.toml: setup = ["…"]. To try a file that is not '
+    "committed, run moothall check --profile FILE."
 )
 _MESSAGE_CHARS, _FILE_WIDTH = 20_000, 10_000
 

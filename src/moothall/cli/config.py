@@ -169,7 +169,7 @@ def _check_file(file: Path) -> None:
     """Raise `ConfigurationError` if the settings already name a model server."""
     if file.is_file() and "llm" in read_toml(file):
         raise ConfigurationError(
-            f"{file} has a section [llm] already; change it there, or name another file: "
+            f"{file} already has a section [llm]; change it there, or name another file: "
             "moothall --config FILE init"
         )
 
@@ -197,7 +197,7 @@ def _choose_server(provider: str | None, url: str, key_env: str) -> tuple[str, s
 def _read_key(key_env: str, key_file: Path | None) -> str:
     """Return the API key; empty if the server needs none."""
     if key_env and key_file:
-        raise InvalidRequest("the key is in one place: name --key-env or --key-file, not both")
+        raise InvalidRequest("name --key-env or --key-file, not both")
     if key_env:
         key = os.environ.get(key_env, "").strip()
         if not key:
@@ -283,8 +283,8 @@ def _append_section(file: Path, values: dict[str, Any]) -> None:
 def config(context: click.Context, as_json: bool) -> None:  # noqa: FBT001 - a flag of click's
     """Print the effective settings and the file that they come from; secrets are redacted.
 
-    A setting of the environment (MOOTHALL_LLM__MODEL) goes before the file ([llm] model = …), that
-    before the default. A secret can be in a file: MOOTHALL_LLM__API_KEY_FILE, or api_key_file.
+    An environment variable (MOOTHALL_LLM__MODEL) overrides the file ([llm] model = …), which
+    overrides the default. A secret can be in a file: MOOTHALL_LLM__API_KEY_FILE, or api_key_file.
     """
     settings = settings_of(context)
     values = settings.model_dump(mode="json")

@@ -1,6 +1,6 @@
-"""What a data directory holds. `moothall log`: the recorded events. `moothall audit`: the
-hash-chained record of tool calls. `moothall backup` and `moothall restore`: all of it in one file.
-`moothall clean`: removal of stored environments, checkouts and clones.
+"""Commands for the content of a data directory. `moothall log`: the recorded events. `moothall
+audit`: the hash-chained record of tool calls. `moothall backup` and `moothall restore`: all of it
+in one file. `moothall clean`: removal of stored environments, checkouts and clones.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ async def check(settings: Settings) -> int:
 
 @log.command(epilog=example("moothall log prune --keep 100000"))
 @click.option("--keep", type=SEQUENCE, required=True, help="Number of newest events to keep.")
-@click.confirmation_option(prompt="Pruned events cannot be brought back. Go on?")
+@click.confirmation_option(prompt="Pruned events cannot be restored. Continue?")
 @with_settings(narrated=False)
 async def prune(settings: Settings, *, keep: int) -> None:
     """Delete the oldest events, and data that nothing refers to any more: documents, large values,
@@ -177,7 +177,7 @@ async def dead(settings: Settings, *, replay_seq: int | None) -> None:
 @log.command(epilog=example("moothall log asyncapi > asyncapi.json"))
 @report_errors
 def asyncapi() -> None:
-    """Print the AsyncAPI document of all events, made from the registry."""
+    """Print the AsyncAPI document of all events, generated from the registry."""
     from moothall.events.adapter import asyncapi as document
 
     print_json(document())
@@ -211,7 +211,7 @@ async def verify(settings: Settings, *, approvals: bool) -> int:
     report = verify_all(settings.data_dir, key, stream, hosts)
     for problem in report.problems:
         click.echo(
-            f"{problem.path}, line {problem.line}: {problem.what}"
+            f"{problem.path}, line {problem.line}: {problem.message}"
             + ("" if problem.serious else " (harmless by itself)")
         )
     for item in report.approved if approvals else ():
@@ -414,7 +414,7 @@ def _megabytes(file: Path) -> float:
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @json_option
-@with_settings("looking at what lies in the data directory and removing what should go")
+@with_settings("scanning the data directory and removing unused data")
 async def clean(
     settings: Settings, *, older_than: float | None, everything: bool, dry_run: bool, as_json: bool
 ) -> int:

@@ -269,8 +269,8 @@ async def deliberate(
 ) -> int:
     """Let a council work on TASK and leave the winner as branch moothall/<task_id>.
 
-    TASK is about the last commit of the repository that you are in, of another one (--repo), or of
-    none (--text).
+    TASK is about the last commit of the current repository or of another one (--repo), or about
+    text only (--text).
 
     Exit codes: 0 a proven or reproduced winner, 3 another one, 1 none, 2 wrong use or a broken
     part.
@@ -350,8 +350,8 @@ async def _deliberate(
             printer.print_note(warning)
     elif not (named.text or settings.repository):
         raise InvalidRequest(
-            "you are in no git repository: name one with --repo, or say --text for an answer in "
-            "words"
+            "the current folder is not in a git repository: name one with --repo, or pass --text "
+            "for an answer in text"
         )
     request = replace(request, repository=repository, about_text=named.text)
     with printer.live_display():
@@ -446,10 +446,10 @@ async def fork(
     """Run TASK again from turn N of a seat, with the message WORDS or, without it, another seed.
 
     The turns until then are taken from the log: no model call is repeated, and their actions are
-    repeated in a new workspace. TASK itself stays as it is. The fork is a new task with its own
+    repeated in a new workspace. TASK itself is not changed. The fork is a new task with its own
     branch.
 
-    Exit codes: as of `deliberate`.
+    Exit codes: those of `deliberate`.
     """
     from moothall.app.command_repository import kernel_of
     from moothall.app.server import open_app

@@ -49,7 +49,7 @@ async def fleet(settings: Settings, *, as_json: bool) -> int:
             print_status(
                 "no host answers"
                 if host_states is not None
-                else "nothing is served here; start `moothall serve`"
+                else "no server is running here; start `moothall serve`"
             )
     return 0 if host_states else EXIT_NONE
 
@@ -134,7 +134,7 @@ def _data_dir(path: Path) -> Finding:
             "data directory",
             ok=False,
             detail=f"{path}: {error.strerror}",
-            mend="set MOOTHALL_DATA_DIR to a folder of yours",
+            mend="set MOOTHALL_DATA_DIR to a folder that you own",
         )
     return Finding("data directory", ok=True, detail=str(path))
 
@@ -146,7 +146,7 @@ def _package(name: str, extra: str, *, is_needed: bool) -> Finding:
     except PackageNotFoundError:
         if not is_needed:
             return Finding(name, ok=True, detail="not installed, and not needed")
-        mend = f"pip install {requirement}, or scripts/demo, which brings all"
+        mend = f"pip install {requirement}, or run scripts/demo, which installs everything"
         return Finding(name, ok=False, detail="not installed", mend=mend)
 
 
@@ -200,16 +200,13 @@ async def _ray_cluster(ray: RaySettings, address: str) -> Finding:
 async def _fleet(settings: Settings) -> Finding:
     from moothall.app.bus import hosts
 
-    mend = (
-        "look into their logs, and into Ray's where ray.address names one; `moothall serve` starts "
-        "them anew"
-    )
+    mend = "see their logs, and Ray's logs if ray.address is set; `moothall serve` restarts them"
     try:
         host_states = await hosts(settings)
     except MoothallError as error:
         return Finding("fleet", ok=False, detail=error.message, mend=mend)
     if host_states is None:
-        return Finding("fleet", ok=True, detail="nothing is served now")
+        return Finding("fleet", ok=True, detail="no server is running")
     host_texts = "; ".join(
         f"{host.name} on {host.node} since {time_of(host.since)}, {_work_of(host)}"
         for host in host_states
@@ -283,7 +280,7 @@ async def _add_metrics(model: OpenAIModel, part: str, detail: str) -> Finding:
         return Finding(
             part,
             ok=False,
-            detail=f"{detail}; it does not tell {missing}",
+            detail=f"{detail}; it does not report {missing}",
             mend="use a vLLM near 0.32 (docs/models.md)",
         )
     return Finding(part, ok=True, detail=detail)
@@ -307,7 +304,7 @@ def window_text(llm: LlmSettings, about: ModelDescription) -> str:
     elif about.window:
         source = about.source
     else:
-        source = "assumed, the server does not tell it: set MOOTHALL_LLM__CONTEXT_TOKENS"
+        source = "assumed, since the server does not report it: set MOOTHALL_LLM__CONTEXT_TOKENS"
     return (
         f"window of {fitted.context_tokens:,} tokens ({source}); replies of up to "
         f"{fitted.max_tokens:,} tokens"

@@ -155,8 +155,8 @@ def _show_answer(question: str, rows: Any) -> None:
     console = Console(highlight=False)
     if not rows:
         click.echo(
-            "The graph knows nothing of that: no council of this server delivered it, or the log "
-            "of it was pruned."
+            "The graph has no record of it: no council of this server delivered it, or its log was "
+            "pruned."
         )
     elif question == "provenance":
         for row in rows:

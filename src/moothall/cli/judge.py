@@ -487,7 +487,7 @@ async def _judge_here(
 
     repository = await find_repository(settings, named)
     if repository is None:
-        raise InvalidRequest("you are in no git repository: name one with --repo")
+        raise InvalidRequest("the current folder is not in a git repository: name one with --repo")
     request = replace(request, repository=repository)
     printer, on_event = watcher.open()
     with printer.live_display():

@@ -1,4 +1,4 @@
-"""What all commands share: settings, the event loop, and error messages. The exit codes of
+"""The shared code of all commands: settings, the event loop, and error messages. The exit codes of
 commands, by a deliberation's outcome. Foreign text, made safe for a terminal.
 """
 
@@ -100,7 +100,7 @@ def stderr_reporter(*, quiet: bool) -> Callable[[str], None]:
     return lambda line: None if quiet else click.echo(f"{'':<16}{plain(line)}", err=True)
 
 
-# What all commands share: settings, the event loop, and error messages.
+# The shared code of all commands: settings, the event loop, and error messages.
 
 
 _MAX_ERROR_CHARS = 20_000

@@ -104,7 +104,7 @@ async def serve_until_stopped(
 
         if app.metrics_port:
             print_status(
-                f"figures for Prometheus: http://{settings.metrics.host}:{app.metrics_port}/metrics"
+                f"metrics for Prometheus: http://{settings.metrics.host}:{app.metrics_port}/metrics"
             )
         if app.http_port:
             paths = ("/health", "/tasks", *(["/v1/tools"] if "tools" in roles_of(settings) else []))
@@ -204,7 +204,7 @@ async def open_watch(
     forge = settings.forge
     if not forge.repositories:
         raise ConfigurationError(
-            "forge.repositories is empty: name those that are watched, as owner/name"
+            "forge.repositories is empty: name the repositories to watch, as owner/name"
         )
     if not (forge.label or forge.mention):
         raise ConfigurationError(
@@ -232,7 +232,7 @@ async def open_watch(
             async with serve_webhooks(forge, watch.wake) as port:
                 if port:
                     host = forge.webhook_address.rpartition(":")[0]
-                    report_progress(f"webhooks are heard on {host}:{port}")
+                    report_progress(f"listening for webhooks on {host}:{port}")
                 report_progress(f"watching {', '.join(repository_ids)}")
                 yield watch
 
@@ -332,9 +332,9 @@ _SOCKET = "/link/link.sock"
 def executor(context: click.Context, *, socket: str, options: str) -> None:
     """Run the tools of a workspace, as the first process of its container. Hosts start it.
 
-    It connects to SOCKET, the link of the workspace, confines itself as OPTIONS say (JSON; by
-    default as the settings [sandbox] say) and answers until the link closes. It ends every process
-    that it can signal, so it is refused outside a container.
+    It connects to SOCKET, the link of the workspace, confines itself as OPTIONS define (JSON; by
+    default the settings [sandbox]) and answers until the link closes. It ends every process that it
+    can signal, so it is refused outside a container.
     """
     if os.getpid() not in {1, EXECUTOR_PID} or not Path(ROOT).is_dir():
         raise ConfigurationError(

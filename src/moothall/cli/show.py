@@ -117,7 +117,7 @@ def _describe_model(model: Mapping[str, Any], default_turns: object) -> str:
     source = (
         f"from {window_source}"
         if window_source
-        else "a guess, since the server does not say it: set llm.context_tokens"
+        else "assumed, since the server does not report it: set llm.context_tokens"
     )
     harness = model.get("harness")
     reply_mode = _REPLY_MODES.get(str(model.get("reply")), "")
@@ -158,7 +158,7 @@ def _describe_turn(data: Mapping[str, Any]) -> tuple[str, str]:
     if stuck := data.get("stuck"):
         attempt, attempts = data.get("attempt", 1), data.get("attempts", 1)
         return f"{text} · " + (
-            f"starts anew ({attempt + 1} of {attempts}): {stuck}"
+            f"starts again ({attempt + 1} of {attempts}): {stuck}"
             if attempt < attempts
             else f"stops: {stuck}"
         ), ""
@@ -229,7 +229,7 @@ def _describe_steering(data: Mapping[str, Any]) -> tuple[str, str]:
 def _describe_damage(data: Mapping[str, Any]) -> tuple[str, str]:
     return (
         (
-            f"the log lost {data['count']} records that may be of this deliberation (seq "
+            f"the log lost {data['count']} records that may belong to this deliberation (seq "
             f"{data['missing'][0]} …)"
         ),
         _BAD_STYLE,

@@ -23,7 +23,7 @@ _BOARD = "reading the board"
 _COMMENT = click.option("--comment", default="", help="Reason, or the change that you request.")
 _STORY = click.argument("story_id", metavar="STORY")
 _MAX_DIGITS = 9
-_IDLE_NOTE = "nothing works on stories now; `moothall serve` does"
+_IDLE_NOTE = "no process works on stories now; start `moothall serve`"
 
 
 @click.group()
@@ -142,7 +142,7 @@ async def list_(settings: Settings, *, with_archived: bool, as_json: bool) -> No
                 f"{plain(card.story.title, 80)}"
             )
     if not cards:
-        print_status("no story yet; `moothall story new TITLE` makes one")
+        print_status("there are no stories yet; `moothall story new TITLE` creates one")
 
 
 def _row(card: StoryState) -> dict[str, object]:
@@ -271,8 +271,8 @@ async def edit(
     repository: str | None,
     rigor: str | None,
 ) -> None:
-    """Change the text, repository or rigor level of STORY while it is in backlog or draft. What no
-    option names stays.
+    """Change the text, repository or rigor level of STORY while it is in backlog or draft. Fields
+    without an option stay unchanged.
     """
     from moothall.app.tasks import open_stories, register_named
     from moothall.stories.coach import StoryDraft, score
@@ -313,7 +313,7 @@ async def stop(settings: Settings, *, story_id: str, comment: str) -> int:
 @_COMMENT
 @with_settings(_BOARD)
 async def archive(settings: Settings, *, story_id: str, comment: str) -> int:
-    """Take STORY, which is in backlog or draft, off the board. Nothing is deleted."""
+    """Remove STORY, which is in backlog or draft, from the board. Nothing is deleted."""
     return await _move_by(settings, story_id, "archive", comment)
 
 
@@ -364,7 +364,7 @@ async def merge(settings: Settings, *, story_id: str) -> int:
 @_COMMENT
 @with_settings(_BOARD)
 async def approve(settings: Settings, *, story_id: str, comment: str) -> int:
-    """Move STORY on: refine, submit, accept its design, its test, and the story itself. If
+    """Move STORY forward: refine, submit, accept its design, its test, and the story itself. If
     something is missing, report it and move nothing.
     """
     return await _move_story(settings, story_id, comment, back=False)
@@ -377,7 +377,7 @@ async def approve(settings: Settings, *, story_id: str, comment: str) -> int:
 @_COMMENT
 @with_settings(_BOARD)
 async def reject(settings: Settings, *, story_id: str, comment: str) -> int:
-    """Send STORY back, to be changed as the comment says."""
+    """Send STORY back, with a comment that describes the change."""
     return await _move_story(settings, story_id, comment, back=True)
 
 
@@ -416,7 +416,7 @@ def _progress_note(card: StoryState, stories: Stories) -> str:
     if card.position.state != "build":
         return ""
     if card.ended is not None and card.ended.data.get("status") != COMPLETED:
-        return "; its tasks have ended: `moothall story show` says how, and what is next"
+        return "; its tasks have ended: `moothall story show` shows the results and the next step"
     return "; councils are at work" if stories.served else f"; {_IDLE_NOTE}"
 
 
@@ -442,7 +442,7 @@ def _progress_note(card: StoryState, stories: Stories) -> str:
 async def comment(
     settings: Settings, *, story_id: str, text: str, line: str, removed: bool, task: str
 ) -> None:
-    """Add the comment TEXT to STORY, or to a line of what was built for it."""
+    """Add the comment TEXT to STORY, or to a line of its result."""
     from moothall.app.tasks import open_stories
     from moothall.stories.council_actions import Spot, remark
 
@@ -454,7 +454,7 @@ async def comment(
             f"{line[:200]!r} is not FILE:N, such as src/greet.py:4", param_hint="--line"
         )
     if (removed or task) and not line:
-        raise click.UsageError("--removed and --task say more of --line FILE:N, which is missing")
+        raise click.UsageError("--removed and --task need --line FILE:N, which is missing")
     place = Spot(path, int(number), removed, task) if line else None
     async with open_stories(settings, print_status) as stories:
         if place is None:

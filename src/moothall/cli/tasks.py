@@ -56,7 +56,7 @@ _SEAT = click.argument("seat", default="")
 async def list_(
     settings: Settings, *, state: str | None, limit: int, query: str, skip: int, as_json: bool
 ) -> None:
-    """List the tasks of this machine: those under way, then the latest."""
+    """List the tasks of this machine: running ones, then the latest."""
     from moothall.app.task_list import ListRequest, list_tasks
 
     found = await list_tasks(settings, ListRequest(state or "", limit, query, skip), print_status)
@@ -73,12 +73,14 @@ async def list_(
         click.echo(_row(view, min(width, 40)))
     if not views:
         print_status(
-            "no task matches" if query or skip else "no task yet; `moothall deliberate` makes one"
+            "no task matches"
+            if query or skip
+            else "there are no tasks yet; `moothall deliberate` starts one"
         )
     if not served and (waiting := sum(not view.status.ended for view in views)):
         print_status(
-            f"nothing is at work on {waiting} of them now; they go on with the next `moothall "
-            "deliberate` or `moothall serve`"
+            f"no process works on {waiting} of them now; the next `moothall deliberate` or "
+            "`moothall serve` continues them"
         )
 
 
@@ -237,7 +239,7 @@ async def apply(settings: Settings, *, task: str | None, seat: str) -> None:
 
     SEAT without TASK is a seat of the latest task.
     """
-    from moothall.app.command_repository import Diff, take_over
+    from moothall.app.command_repository import Diff, apply_conversation
     from moothall.app.tasks import files_for, open_tasks
     from moothall.errors import InvalidRequest
 
@@ -258,7 +260,7 @@ async def apply(settings: Settings, *, task: str | None, seat: str) -> None:
             "the repository's files are not on this machine; go to a clone of it, or use `moothall "
             "diff`"
         )
-    paths = await take_over(
+    paths = await apply_conversation(
         settings,
         files,
         *earlier_changes,

@@ -313,7 +313,7 @@ async def list_(
         categories_found = dict.fromkeys(spec.category for spec in specs)
         profiles_found = dict.fromkeys(profile for spec in specs for profile in spec.profiles)
         print_status(
-            f"no tool fits; there are the categories {', '.join(categories_found)}; profiles "
+            f"no tool matches; the categories are {', '.join(categories_found)}, the profiles "
             f"{', '.join(profiles_found)}"
         )
 
@@ -403,8 +403,8 @@ async def revoke(settings: Settings, *, token_or_workspace: str, reason: str) ->
 @click.option("--look", is_flag=True, help="Only show them.")
 @with_settings()
 async def take(settings: Settings, *, server: str, look: bool) -> None:
-    """Read the tools of an MCP server of the settings, and put them into the catalogue as they are
-    now.
+    """Read the tools of an MCP server of the settings, and accept them into the catalogue as they
+    are now.
 
     Tools that are new, changed or gone are marked. Running processes read the list when they are
     restarted.
@@ -440,9 +440,9 @@ async def take(settings: Settings, *, server: str, look: bool) -> None:
         print_status(f"refused: {reason}")
     if not look:
         print_status(
-            f"{len(offered.tools)} tools taken: "
+            f"{len(offered.tools)} tools accepted: "
             f"{write_accepted_tools(settings, server, offered.tools)}"
         )
         print_status(
-            "a role has those that the table of roles grants it (docs/tools.md, MCP servers)"
+            "each role has the tools that the table of roles grants it (docs/tools.md, MCP servers)"
         )

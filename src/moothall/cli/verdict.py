@@ -55,7 +55,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class MatrixRow:
-    """A test that tells the base and the answers apart: who wrote it, and what it says of each.
+    """A test that distinguishes the base and the answers: its author, and its result for each.
 
     `author`: repository, change, test-writer or a rival. `base`: failed, passed or unknown.
     `results`: passed or failed by answer.
@@ -129,7 +129,7 @@ class JudgementLog:
         self.decided_at = ""
 
     def add_event(self, recorded: Recorded) -> None:
-        """Store what an event says."""
+        """Store the data of an event."""
         event, data = recorded.event, recorded.event.data
         if event.type is EventType.DELIBERATION_REQUESTED:
             self.request = data
@@ -243,7 +243,7 @@ def _matrix(result: Result, log: JudgementLog) -> list[MatrixRow]:
 
 
 def _list_gaps(result: Result, log: JudgementLog) -> list[str]:
-    """Return sentences on what was not looked at."""
+    """Return sentences about the gaps of the verdict."""
     gaps = [_NO_MODEL] if log.request.get("tests_only") else []
     reports = {report.agent: report for report in log.reports}
     writer = reports.get(TEST_WRITER)

@@ -296,7 +296,7 @@ class _Envelope(BaseModel):
 
 
 class InvalidStatement(Exception):
-    """A statement that does not hold: it was changed, or signed with another key."""
+    """A statement that is not valid: it was changed, or signed with another key."""
 
 
 def sign_verdict(verdict: VerdictDocument, key: Ed25519PrivateKey) -> str:
@@ -328,19 +328,19 @@ def verify_statement(raw: bytes, key: Ed25519PublicKey) -> dict[str, Any]:
         (signature,) = envelope.signatures
         signature_bytes = base64.b64decode(signature.sig, validate=True)
     except (ValidationError, binascii.Error, ValueError) as error:
-        raise InvalidStatement("it is no envelope with one signature (DSSE)") from error
+        raise InvalidStatement("it is not a DSSE envelope with one signature") from error
     if signature.keyid != _key_id(key):
         raise InvalidStatement("it is signed with another key, or was changed")
     try:
         key.verify(signature_bytes, _signed_bytes(envelope.payload_type, payload))
     except InvalidSignature as error:
-        raise InvalidStatement("its signature does not hold: it was changed") from error
+        raise InvalidStatement("its signature is invalid: it was changed") from error
     # Base64 has several texts for the same bytes.
     if _serialize(payload, signature.keyid, signature_bytes).encode() != raw:
         raise InvalidStatement("its envelope was changed")
     statement = json.loads(payload)
     if statement.get("predicateType") != PREDICATE_TYPE:
-        raise InvalidStatement("it is signed, but no verdict of Moothall")
+        raise InvalidStatement("it is signed, but it is not a verdict of Moothall")
     return dict(statement)
 
 
@@ -358,10 +358,11 @@ def load_signing_key(path: Path | None, data_dir: Path) -> Ed25519PrivateKey:
     try:
         key = load_pem_private_key(_read_file(path, _KEY_BYTES), password=None)
     except (ValueError, TypeError) as error:
-        raise ConfigurationError(f"{path} is no unencrypted private key in PEM") from error
+        raise ConfigurationError(f"{path} is not an unencrypted private key in PEM") from error
     if not isinstance(key, Ed25519PrivateKey):
         raise ConfigurationError(
-            f"{path} is no Ed25519 key; create one: openssl genpkey -algorithm ed25519 -out {path}"
+            f"{path} is not an Ed25519 key; create one: openssl genpkey -algorithm ed25519 -out "
+            f"{path}"
         )
     return key
 
@@ -377,15 +378,15 @@ def load_public_key(path: Path | None, data_dir: Path) -> Ed25519PublicKey:
         path = data_dir / _PUBLIC_NAME
         if not path.exists():
             raise ConfigurationError(
-                "no public key: name that of the judge with --key; this data directory signed "
+                "no public key: name that of the judge with --key; this data directory has signed "
                 "nothing yet"
             )
     try:
         key = load_pem_public_key(_read_file(path, _KEY_BYTES))
     except ValueError as error:
-        raise ConfigurationError(f"{path} is no public key in PEM") from error
+        raise ConfigurationError(f"{path} is not a public key in PEM") from error
     if not isinstance(key, Ed25519PublicKey):
-        raise ConfigurationError(f"{path} is no Ed25519 key")
+        raise ConfigurationError(f"{path} is not an Ed25519 key")
     return key
 
 
@@ -482,13 +483,13 @@ async def verify(
     """Check that FILE is a verdict that the holder of a key signed, without a network.
 
     Exit codes: 0 the signature holds and the change was accepted, 3 the signature holds and the
-    change was not accepted, 1 the statement does not hold, 2 wrong use.
+    change was not accepted, 1 the statement is not valid, 2 wrong use.
     """
     raw, public_key = read_statement(file), load_public_key(key, settings.data_dir)
     try:
         statement = verify_statement(raw, public_key)
     except InvalidStatement as error:
-        print_status(f"moothall: {file} does not hold: {error}")
+        print_status(f"moothall: {file} is not valid: {error}")
         return EXIT_NONE
     subject = statement["subject"][0]["digest"]["gitCommit"]
     if commit and commit != subject:

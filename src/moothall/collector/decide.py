@@ -143,7 +143,7 @@ def _missing_quorum(seats: Sequence[SeatOutcome], evaluated: int, quorum: float)
     ):
         return ""
     return (
-        f"The time was up with {evaluated} of {needed_count} seats proposed and checked; "
+        f"The time ran out when {evaluated} of {needed_count} seats had proposed and were checked; "
         f"{quorum:.0%} were needed."
     )
 
@@ -270,7 +270,7 @@ def _seat_outcome(state: DeliberationState, seat: str) -> SeatOutcome:
     if seat in state.failures:
         return replace(state.failures[seat].value, usage=usage)
     message = "no answer before the deadline" + (
-        "; what it had proposed is ranked" if _has_proposed(state, seat) else ""
+        "; its earlier proposal is ranked" if _has_proposed(state, seat) else ""
     )
     return SeatOutcome(seat, SeatStatus.LATE, "DEADLINE_EXCEEDED", message, usage)
 
@@ -459,7 +459,7 @@ async def deliver(
             "delivery failed", task_id=deliberation.task_id, code=error.code, reason=error.message
         )
         message = (
-            f"{winner.seat} won, but branch {branch} could not be made: {error.message} "
+            f"{winner.seat} won, but branch {branch} could not be created: {error.message} "
             f"[{error.code}]"
         )
         return replace(outcome, final_state="failed", error_message=message)

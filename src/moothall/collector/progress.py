@@ -359,8 +359,8 @@ def _format_progress(agent: str, data: Data) -> str:
     current_task, progress = data.get("current_task", ""), data.get("progress")
     if not data.get("agent"):
         return f"{_PREPARING}: {current_task}"
-    share = f"{progress:.0%} of its way" if isinstance(progress, int | float) else "on its way"
-    return f"{data.get('agent', '')} is at {share}: {agent} {current_task}."
+    share = f"at {progress:.0%}" if isinstance(progress, int | float) else "in progress"
+    return f"{data.get('agent', '')} is {share}: {agent} {current_task}."
 
 
 def _format_turn(agent: str, data: Data) -> str:
@@ -426,7 +426,7 @@ _SENTENCES: Mapping[EventType, Callable[[str, Data], str]] = {
     ),
     EventType.SEAT_TURN: _format_turn,
     EventType.MODEL_CALLED: _format_call,
-    EventType.SEAT_PROPOSED: lambda agent, _: f"{agent} proposes an answer.",
+    EventType.SEAT_PROPOSED: lambda agent, _: f"{agent} proposed an answer.",
     EventType.SEAT_REVISED: lambda agent, _: f"{agent} revised its answer.",
     EventType.CHECK_FINISHED: _format_check,
     EventType.SEAT_REVIEWED: _format_review,

@@ -299,8 +299,8 @@ _MIN_SIMILARITY = 0.75
 def describe_unknown(keys: Sequence[str], word: str, names: Iterable[str], prefix: str = "") -> str:
     """Return the error message for a name that is not a setting, without the name itself.
 
-    keys: its parts; word: the part that may be misspelled; names: what could be right instead of
-    `word`; prefix: stands before it in the message.
+    keys: its parts; word: the part that may be misspelled; names: possible corrections of `word`;
+    prefix: precedes it in the message.
     """
     in_models = keys[0] == "models" and len(keys) > 2  # noqa: PLR2004 - models.NAME.key
     section = ("llm", *keys[2:]) if in_models else keys

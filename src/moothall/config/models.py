@@ -350,7 +350,9 @@ class Models:
         names = ", ".join(
             name + (f" ({model.tier})" if model.tier else "") for name, model in self.items()
         )
-        hint = "; auto stands alone" if model_profile.strip().lower() == AUTO else ""
+        hint = (
+            "; auto cannot be combined with others" if model_profile.strip().lower() == AUTO else ""
+        )
         return InvalidRequest(
             f"unknown model_profile {model_profile[:80]!r}; the settings have: {names}{hint}"
         )
@@ -370,7 +372,7 @@ class Models:
             for fallback in model.fallback:
                 if fallback == name or (fallback != DEFAULT and fallback not in self.named):
                     raise ValueError(
-                        f"{section}.fallback names {fallback!r}; there are "
+                        f"{section}.fallback names {fallback!r}, but the models are "
                         f"{', '.join(key for key, _ in self.items() if key != name)}"
                     )
                 if 0 < self.get(fallback).context_tokens < model.context_tokens:

@@ -418,7 +418,7 @@ class GraphSettings(Section):
 
     @property
     def server(self) -> str:
-        """The URL without user and database, as the driver takes it."""
+        """The URL without user and database, as the driver expects it."""
         parts = urlsplit(self.url or "")
         return parts._replace(netloc=parts.netloc.rpartition("@")[2], path="").geturl()
 

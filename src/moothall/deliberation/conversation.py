@@ -218,14 +218,14 @@ class Conversation:
         tool is if this has to be the last turn.
         """
         if datetime.now(UTC) >= deadline:
-            raise DeadlineExceeded("the seat's time is over")
+            raise DeadlineExceeded("the seat's time limit was reached")
         sampling = self._sampling.for_attempt(self._attempt)
         function = self.function
         specs = (
             tuple(spec for spec in self._specs if spec.name not in withheld_tools) or self._specs
         )
         max_tokens = min(self.llm.max_tokens, self.llm.context_tokens // 3)
-        if function:  # a small model that repeats itself would go on to the end
+        if function:  # a small model that repeats itself would continue to the limit
             max_tokens = min(max_tokens, max(_FUNCTION_TOKENS, function.file_tokens))
         prompt = function and (
             function.full_prompt if self.exchanges else function.prompt_for(sampling.prompt_number)
@@ -379,7 +379,7 @@ class ToolChat:
         too long.
         """
         if datetime.now(UTC) >= deadline:
-            raise DeadlineExceeded("the seat's time is over")
+            raise DeadlineExceeded("the seat's time limit was reached")
         self._append_steering(step)
         if self._size > self.llm.context_tokens * _COMPACT_SHARE and len(self.turns) > _KEPT_TURNS:
             await self._compact_turns(step, deadline, _MAX_RESULT_CHARS)

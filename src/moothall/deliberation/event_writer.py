@@ -427,7 +427,9 @@ class StreamedReply:
                     await self._publish_partial(self.writing)
                 await asyncio.sleep(self.interval_seconds)
         except Temporary as error:
-            log.debug("what a seat writes is not shown", seat=self._seat, reason=error.message)
+            log.debug(
+                "a partial reply of a seat is not shown", seat=self._seat, reason=error.message
+            )
 
     async def publish_end(self) -> None:
         """Publish that the reply is complete, if any of it was published."""
@@ -436,7 +438,9 @@ class StreamedReply:
                 await self._publish_partial(Writing(self._seat, ""))
             except Temporary as error:
                 log.debug(
-                    "what a seat wrote is not taken back", seat=self._seat, reason=error.message
+                    "a partial reply of a seat is not withdrawn",
+                    seat=self._seat,
+                    reason=error.message,
                 )
 
     @property

@@ -106,7 +106,7 @@ async def work(
 async def _collect_patch(
     council: DeliberationContext, workspace: Workspace, report: HarnessReport
 ) -> Patch:
-    """Return what was changed. Raises `PatchRefused` for what the role may not change."""
+    """Return the changes. Raises `PatchRefused` for changes that the role may not make."""
     gateway, deliberation = council.dependencies.gateway, council.deliberation
     patch = await workspace.patch(f"what {report.agent or 'the harness'} changed")
     grant = grant_of(deliberation, gateway, council.prepared)

@@ -154,7 +154,7 @@ def select_checks(
     max_seconds: float,
     importers: Sequence[str] = (),
 ) -> Iterator[CheckScope]:
-    """Yield what is run of each check after a change.
+    """Yield the scope of each check to run after a change.
 
     A check that took at most `max_seconds` on the base is run completely. A slower one is limited
     to as many cases as take that long, with failing cases and `required_cases` first. A slow check
@@ -434,7 +434,7 @@ def _rename_cases(by_case: Mapping[str, T], new_names: Mapping[str, str]) -> dic
 
 
 def _base_run(prepared: Prepared, scope: CheckScope, runs: Mapping[str, CheckRun]) -> CheckRun:
-    """Return the base's run, limited to the selected cases: a case that was not run is no
+    """Return the base's run, limited to the selected cases: a case that was not run is not a
     regression.
     """
     base = prepared.runs[scope.check]

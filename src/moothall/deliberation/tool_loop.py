@@ -226,7 +226,7 @@ class ToolLoop:
             if not limit.expired():
                 raise
             return await self._close_round(
-                round_, turn, DeadlineExceeded("the seat's time is over"), error
+                round_, turn, DeadlineExceeded("the seat's time limit was reached"), error
             )
         except (
             BudgetExceeded,

@@ -41,7 +41,7 @@ def check_budget(budget: Budget) -> Budget:
         min(budget.tokens, budget.seconds, budget.calls) >= 0 and 0 <= budget.cost_usd < math.inf
     ):
         raise InvalidRequest(
-            f"a budget is made of numbers from 0 (the default) up; this one is {budget}"
+            f"a budget must have numbers from 0 (the default); this one is {budget}"
         )
     return budget
 

@@ -91,8 +91,8 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """A model at its server. `window` is 0 if the server does not tell it; `source` tells where the
-    window comes from.
+    """A model at its server. `window` is 0 if the server does not report it; `source` says where
+    the window comes from.
     """
 
     model: str = ""

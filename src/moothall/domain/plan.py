@@ -47,7 +47,7 @@ class DependencyOrder:
             missing = next((need for need in dependencies if need not in needs), None)
             if missing is not None:
                 raise InvalidRequest(
-                    f"{label} {name[:80]} {verb} {missing[:80]!r}, which does not exist; there are "
+                    f"{label} {name[:80]} {verb} {missing[:80]!r}, which does not exist; known are "
                     f"{', '.join(sorted(needs))[:_MAX_SHOWN_CHARS]}"
                 )
         self._sorter = TopologicalSorter(needs)

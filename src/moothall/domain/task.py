@@ -119,7 +119,7 @@ def argv_of(line: str) -> tuple[str, ...]:
     except ValueError as error:
         raise ValueError(f"{line[:80]!r} cannot be split into words: {error}") from error
     if not words or not words[0].strip() or "\0" in line or len(line) > _COMMAND_CHARS:
-        raise ValueError(f"{line[:80]!r} is no command of at most {_COMMAND_CHARS} characters")
+        raise ValueError(f"{line[:80]!r} is not a command of at most {_COMMAND_CHARS} characters")
     return words
 
 
@@ -366,7 +366,6 @@ def check_deliberation(deliberation: Deliberation) -> Deliberation:
     invalid_fields = [name for name, is_invalid in problems.items() if is_invalid]
     if invalid_fields:
         raise InvalidRequest(
-            f"no council can sit for {deliberation.task_id}: {', '.join(invalid_fields)} cannot "
-            "be right"
+            f"deliberation {deliberation.task_id} cannot start: invalid {', '.join(invalid_fields)}"
         )
     return deliberation

@@ -256,8 +256,8 @@ def tokens(text: str) -> int:
     return int(len(text) / CHARS_PER_TOKEN) + 1
 
 
-# Letters as a word begins and goes on, then what has a token of its own mostly: a digit, a sign of
-# another script, punctuation, space.
+# The letters of a word: its first ones and the rest. Then characters that mostly have a token of
+# their own: a digit, a sign of another script, punctuation, space.
 _PIECE = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d|[^\x00-\x7f]|([^\w\s]|_)\1*|[\t\n\r\f\v]+| {2,}")
 _MARGIN = 1.1
 
@@ -314,7 +314,7 @@ def fence(label: str, text: str) -> str:
 
 
 def readable_diff(diff: str) -> str:
-    """Return a git diff without the lines with object ids, which tell a model nothing."""
+    """Return a git diff without the lines with object ids, which are useless to a model."""
     return "\n".join(
         line for line in diff.splitlines() if not line.startswith(("index ", "diff --git "))
     )

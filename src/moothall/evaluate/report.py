@@ -218,7 +218,7 @@ class Result:
 def past_tasks(rows: Sequence[Mapping[str, Any]], excluded_task: str) -> list[PastTask]:
     """Return the results of all tasks but one, each with the attempts of all configurations.
 
-    Raises `InvalidRequest` for a row that is no result.
+    Raises `InvalidRequest` for a row that is not a result.
     """
     by_task: dict[str, PastTask] = {}
     for row in rows:
@@ -261,7 +261,7 @@ class Report:
 def make_report(place: Path, tasks: Sequence[Task], rows: Sequence[Mapping[str, Any]]) -> Report:
     """Return the whole report. Results of unknown tasks are left out.
 
-    Raises `InvalidRequest` for a row that is no result.
+    Raises `InvalidRequest` for a row that is not a result.
     """
     task_ids = {task.id for task in tasks}
     counted_results = tuple(

@@ -231,7 +231,7 @@ class Runner:
                     {
                         **key,
                         "broken": True,
-                        "why": "its time passed while the evaluation was interrupted",
+                        "why": "its time limit passed while the evaluation was interrupted",
                     }
                 )
                 continue
@@ -459,7 +459,7 @@ def _with_options(options: Options, name: str, pairs: Sequence[str]) -> Options:
             overrides[key] = value.replace("+", ",") if key == "model" else value
         else:
             raise InvalidRequest(
-                f"--config {name}: {pair[:80]!r} is no option; there are "
+                f"--config {name}: {pair[:80]!r} is not an option; the options are "
                 f"{', '.join(f'{key}=NUMBER' for key in _NUMBER_KEYS)} and "
                 f"{', '.join(f'{key}=NAME' for key in _TEXT_KEYS)}"
             )

@@ -32,7 +32,7 @@ from moothall.repositories.patch_rules import is_test
 
 
 FOLDER = "tasks"
-_DELETE_HINT = "Delete it to go on without that task"
+_DELETE_HINT = "Delete it to continue without that task"
 
 
 @dataclass(frozen=True, slots=True)

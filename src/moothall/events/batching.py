@@ -100,7 +100,7 @@ class BatchingWriter:
 
     async def settle(self, subject: str) -> None:
         """Return once everything posted about the same thing as `subject` is durable or given up,
-        so that what is sent now comes after it.
+        so that the next message comes after it.
         """
         topic_id = registry.topic_id_of(subject)
         if (batch := self._open.get(topic_id)) is not None:

@@ -397,7 +397,9 @@ def topic_id_of(subject: str) -> str:
 def durable(name: str) -> DurableSpec:
     """Return the registered consumer. Raises `InvalidRequest`."""
     if name not in DURABLES:
-        raise InvalidRequest(f"no durable consumer {name!r}; there are {', '.join(DURABLES)}")
+        raise InvalidRequest(
+            f"no durable consumer {name!r}; the consumers are {', '.join(DURABLES)}"
+        )
     return DURABLES[name]
 
 
@@ -481,5 +483,5 @@ BUCKETS: Mapping[str, BucketSpec] = {
 def bucket_of(name: str) -> BucketSpec:
     """Return a bucket by its name. Raises `InvalidRequest` for one that isn't registered."""
     if name not in BUCKETS:
-        raise InvalidRequest(f"no bucket {name!r}; there are {', '.join(BUCKETS)}")
+        raise InvalidRequest(f"no bucket {name!r}; the buckets are {', '.join(BUCKETS)}")
     return BUCKETS[name]

@@ -2,7 +2,7 @@
 `forge_client` chooses one of them.
 
 Each call is limited in time and bytes. Only the forge receives the token: no call follows a
-redirect, except that for a log, which goes on without the token.
+redirect, except for a log, whose redirect is followed without the token.
 """
 
 from __future__ import annotations
@@ -157,7 +157,9 @@ class _Account(ForgeData):
 
 
 class _Pagination(NamedTuple):
-    """Whether there is a next page, and the total number of items, 0 if the forge does not tell."""
+    """Whether there is a next page, and the total number of items, 0 if the forge does not report
+    it.
+    """
 
     next: bool
     total: int

@@ -207,7 +207,7 @@ class Watch:
         self, repository: str, issue: Issue, pull: PullRequest, finished: Sequence[str]
     ) -> ForgeTask | None:
         """Return the task for failed checks of a pull request, or None. A commit has at most one,
-        and only if it is ours: whoever pushed another one fixes it.
+        and only if it is ours: the author of another commit fixes it.
         """
         prefix = f"{task_of(self._settings.url, repository, issue.number)}-checks-"
         attempts = len(list(takewhile(lambda task: task.startswith(prefix), reversed(finished))))
@@ -368,7 +368,7 @@ class Watch:
                 try:
                     await self._offer(registered, outcome.commit_sha, branch)
                 except AlreadyExists:
-                    reason = "somebody else moved it on meanwhile; request the changes again"
+                    reason = "somebody else pushed to it meanwhile; request the changes again"
             comment = texts.further(outcome, reason, task.failed_commit)
             await self._client.comment_on_pull(repository, pull.number, comment)
             self._report_problem(

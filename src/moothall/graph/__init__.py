@@ -1,1 +1,1 @@
-"""The context graph: what the log says, as nodes and relations that questions can be asked of."""
+"""The context graph: the content of the log, as nodes and relations that can be queried."""

@@ -1,5 +1,5 @@
-"""OpenAI's chat completions, as a harness sees them, and what all model APIs of harnesses share:
-requests and errors as the host knows them.
+"""OpenAI's chat completions, as a harness sees them, and the shared parts of all model APIs of
+harnesses: requests and errors as the host knows them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from moothall.domain.chat import ChatReply, FunctionCall, FunctionTool, Message,
 from moothall.domain.text import encodable
 from moothall.errors import InvalidRequest
 
-# What all model APIs share: requests and errors as the host knows them.
+# The shared parts of all model APIs: requests and errors as the host knows them.
 
 
 MAX_MESSAGES = 4_000

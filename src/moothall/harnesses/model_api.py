@@ -151,8 +151,8 @@ def _show_blocks(reply: ChatReply) -> list[dict[str, Any]]:
 
 
 def _read_arguments(text: str) -> Item:
-    """Return the arguments of a call. Of a text that is no JSON object, the harness gets the text;
-    it refuses the call, and the model sees what it wrote.
+    """Return the arguments of a call. If the text is not a JSON object, the harness gets the text
+    itself; it refuses the call, and the model sees its text.
     """
     try:
         value = json.loads(text or "{}")

@@ -78,7 +78,7 @@ class HarnessExchange:
         return encodable(self._output.strip())
 
     async def __call__(self, lines: Sequence[str]) -> Sequence[str] | None:
-        """Take what happened inside, and return what is to be sent there. See `converse`."""
+        """Process the messages from inside, and return those to send there. See `converse`."""
         for number, line in enumerate(lines, start=1):
             if self._closed:
                 return None
@@ -211,7 +211,7 @@ _MAX_BYTES = 256_000_000
 _MAX_TEXT_CHARS, _MAX_REASON_CHARS = 20_000, 2_000
 _CANCEL_SECONDS = 10.0  # time to stop after it was asked to
 _END_SECONDS = 5.0  # time to end after its connection was closed
-_NOT_STARTED, _OUT_OF_TIME = "the harness did not start", "its time was over"
+_NOT_STARTED, _OUT_OF_TIME = "the harness did not start", "its time limit was reached"
 _PROMPT, _MODEL = "{prompt}", "{model}"
 _ENDED_WELL = "it ended with exit code 0"
 _READING = frozenset({"read", "search", "think", "fetch", "switch_mode", "other", ""})

@@ -43,7 +43,7 @@ _HTTP_OK = 200
 
 
 class EngineRefused(Exception):
-    """The engine refused a request. The call goes on without its result."""
+    """The engine refused a request. The call continues without its result."""
 
 
 @dataclass(frozen=True, slots=True)

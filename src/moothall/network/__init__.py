@@ -1,1 +1,1 @@
-"""Where what is hostile may connect to, and the proxy through which alone it does."""
+"""Network access of untrusted code: the allowed destinations, and the only way out, a proxy."""

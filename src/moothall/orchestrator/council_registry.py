@@ -39,7 +39,7 @@ _ApplyParam = Callable[[DeliberationRequest, str], DeliberationRequest]
 def _parse_number(name: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 9):  # noqa: PLR2004 - fits an int32
         raise InvalidRequest(
-            f"custom_params {name} is {text[:40]!r}; it is a whole number from 0 up"
+            f"custom_params {name} is {text[:40]!r}; it must be a whole number from 0"
         )
     return int(text)
 
@@ -50,7 +50,7 @@ def _set_protocol(request: DeliberationRequest, text: str) -> DeliberationReques
 
 def _set_adaptive(request: DeliberationRequest, text: str) -> DeliberationRequest:
     if text.lower() not in {"true", "false"}:
-        raise InvalidRequest(f"custom_params adaptive is {text[:40]!r}; it is true or false")
+        raise InvalidRequest(f"custom_params adaptive is {text[:40]!r}; it must be true or false")
     return replace(request, adaptive=request.adaptive or text.lower() == "true")
 
 
@@ -107,7 +107,9 @@ def check_protocol(name: str) -> ProtocolName:
             return protocol
     matches = get_close_matches(protocol_name, PROTOCOLS, 1)
     hint = f"; did you mean {matches[0]}?" if matches else ""
-    raise InvalidRequest(f"unknown protocol {name[:40]!r}; there are {', '.join(PROTOCOLS)}{hint}")
+    raise InvalidRequest(
+        f"unknown protocol {name[:40]!r}; the protocols are {', '.join(PROTOCOLS)}{hint}"
+    )
 
 
 def apply_params(
@@ -122,7 +124,8 @@ def apply_params(
             matches = get_close_matches(name, known_params, 1)
             hint = f"; did you mean {matches[0]}?" if matches else ""
             raise InvalidRequest(
-                f"unknown custom_params {name[:40]!r}; there are {', '.join(known_params)}{hint}"
+                f"unknown custom_params {name[:40]!r}; the parameters are "
+                f"{', '.join(known_params)}{hint}"
             )
         request = apply(request, text.strip())
     return request
@@ -179,11 +182,11 @@ class CouncilRegistry:
             return None
         council = councils[role]
         if council is None:
-            raise NoCouncil(f"the {role} council was deleted; make one with CreateCouncil")
+            raise NoCouncil(f"the {role} council was deleted; create one with CreateCouncil")
         if not council.agents:
             raise NoCouncil(
                 f"the {role} council has no agents; add one with RegisterAgent, or delete it and "
-                "make another"
+                "create another"
             )
         return council
 
@@ -240,8 +243,7 @@ class CouncilRegistry:
         council = await self._require_council(role, principal)
         if council.agent(agent.id) is None and len(council.agents) >= self._limits.agents:
             raise InvalidRequest(
-                f"the {role} council has {len(council.agents)} agents, and no more fit in "
-                "(limits.agents)"
+                f"the {role} council is full: it has {len(council.agents)} agents (limits.agents)"
             )
         return await self._publish_change(
             EventType.AGENT_REGISTERED, {"role": role, "agent": dump(agent)}, principal
@@ -263,7 +265,7 @@ class CouncilRegistry:
         await self.refresh()
         council = self._tenants.get(principal.tenant, {}).get(role)
         if council is None:
-            raise NotFound(f"no council was made for {role}; make one with CreateCouncil")
+            raise NotFound(f"there is no {role} council; create one with CreateCouncil")
         return council
 
     async def _publish_change(
@@ -324,7 +326,7 @@ class CouncilRegistry:
             or filled.constraints.timeout_seconds > limits.deliberation_seconds
         ):
             raise InvalidRequest(
-                f"custom_params ask for more than allowed here: max_iterations {limits.turns}, "
+                f"custom_params are over the limits here: max_iterations {limits.turns}, "
                 f"timeout_seconds {limits.deliberation_seconds:g}"
             )
         check_protocol(filled.protocol)
@@ -347,7 +349,9 @@ class CouncilRegistry:
             *agent.metadata.values(),
         )
         if sum(map(len, texts)) + 8 * len(texts) > _AGENT_CHARS:
-            raise InvalidRequest(f"capabilities and metadata are over {_AGENT_CHARS} characters")
+            raise InvalidRequest(
+                f"capabilities and metadata have more than {_AGENT_CHARS} characters"
+            )
         if agent.endpoint:
             check_endpoint(agent.endpoint)
 
@@ -367,12 +371,12 @@ def apply_event(councils: Councils, event: Event) -> Councils:
             return {**councils, role: created}
         if council != created:
             raise AlreadyExists(
-                f"{role} has another council already; delete it first, or change it with "
+                f"{role} already has another council; delete it first, or change it with "
                 "RegisterAgent"
             )
         return councils
     if council is None:
-        raise NotFound(f"no council was made for {role}; make one with CreateCouncil")
+        raise NotFound(f"there is no {role} council; create one with CreateCouncil")
     if event.type is EventType.COUNCIL_DELETED:
         return {**councils, role: None}
     if event.type is EventType.AGENT_REGISTERED:
@@ -390,13 +394,13 @@ def apply_event(councils: Councils, event: Event) -> Councils:
             agent for agent in council.agents if agent.id != event.data.get("agent_id")
         )
         return {**councils, role: replace(council, agents=remaining)}
-    raise InvalidRequest(f"{event.type} says nothing of councils")
+    raise InvalidRequest(f"{event.type} is not an event about councils")
 
 
 def check_endpoint(endpoint: str) -> str:
     """Return an agent's endpoint if it is well-formed. It is neither resolved nor called."""
     message = (
-        f"endpoint {endpoint[:80]!r} is no address of an agent: "
+        f"endpoint {endpoint[:80]!r} is not the address of an agent: "
         f"{', '.join(_SCHEMES)}://host[:port][/path], without credentials"
     )
     try:

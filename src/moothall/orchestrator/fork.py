@@ -101,7 +101,7 @@ async def read_conversation(log: Log, follows: str, principal: Principal) -> Seq
         elif tasks:
             break  # older tasks were removed
         elif request is None or request.event.tenant != principal.tenant:
-            raise NotFound(f"no deliberation {follows!r} whose conversation could go on")
+            raise NotFound(f"no deliberation {follows!r} whose conversation could be continued")
         else:
             raise InvalidRequest(
                 f"deliberation {follows!r} has not ended: send it a message (steer), or "
@@ -258,7 +258,7 @@ def _find_seat(
         return next((seat for seat in winners if seat in source.seats), source.seats[0])
     if (seat := find_seat(requested_name, source.seats)) is None:
         raise NotFound(
-            f"no seat {requested_name[:80]!r} in {name}; there are {', '.join(source.seats)}"
+            f"no seat {requested_name[:80]!r} in {name}; the seats are {', '.join(source.seats)}"
         )
     return seat
 

@@ -81,8 +81,8 @@ def check_hidden(tests: Mapping[str, str], deliberation: Deliberation) -> Mappin
             or ".git" in map(str.lower, parts)
         ):
             raise InvalidRequest(
-                f"{path[:200]!r} is no path of a hidden test: a relative one without '..', such as "
-                "tests/test_x.py"
+                f"{path[:200]!r} is not a path of a hidden test: use a relative one without '..', "
+                "such as tests/test_x.py"
             )
     return tests
 
@@ -110,7 +110,7 @@ async def fetch_hidden(bucket: Bucket, key: str) -> Mapping[str, str]:
     packed = document.get("tests") if document else None
     if not isinstance(packed, Mapping):
         raise NotFound(
-            "the hidden tests of this deliberation are not stored any more; ask for it again with "
+            "the hidden tests of this deliberation are no longer stored; ask for it again with "
             "--hidden-tests"
         )
     return {path: zlib.decompress(base64.b64decode(text)).decode() for path, text in packed.items()}
@@ -264,7 +264,7 @@ def _check_texts(request: DeliberationRequest, limits: LimitSettings) -> None:
     """Raise `InvalidRequest` if the task is empty, or a text is too long."""
     description = request.description.strip()
     if not (description or request.head):
-        raise InvalidRequest("the task is empty; say in a sentence what should be done")
+        raise InvalidRequest("the task is empty; describe in a sentence what should be done")
     if len(description) > TASK_CHARS:
         raise InvalidRequest(
             f"the task has {len(description)} characters; at most {TASK_CHARS} are allowed"
@@ -399,8 +399,8 @@ def _check_range(name: str, value: int, low: int, high: int, setting: str = "") 
 
 
 def _limit_budget(budget: Budget, limits: LimitSettings) -> Budget:
-    """Return a budget with the server's values for what is not requested, and limited by them. Zero
-    means unlimited.
+    """Return a budget with the server's values for missing parts, and limited by them. Zero means
+    unlimited.
     """
     server_budget = Budget(
         tokens=limits.tokens,

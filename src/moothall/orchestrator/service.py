@@ -555,7 +555,7 @@ class DeliberationService:
         message = message.strip()
         if not message:
             raise InvalidRequest(
-                "the message is empty; say in a sentence what the seats should know"
+                "the message is empty; write in a sentence what the seats should know"
             )
         if await find_decision(self._bus, task_key) is not None:
             raise InvalidRequest(

@@ -169,7 +169,7 @@ def _check_goal(goal: str) -> str:
     """Return a goal on one line. Raises `InvalidRequest` for an empty one."""
     goal = " ".join(goal.split())
     if not goal:
-        raise InvalidRequest("the goal is empty: say what should be possible, and what for")
+        raise InvalidRequest("the goal is empty: describe what should be possible, and why")
     return goal
 
 

@@ -292,8 +292,8 @@ def _explain_no_tests(run: CheckRun, argv: Sequence[str]) -> tuple[str, str]:
         return (
             f"the program {name} was not found",
             (
-                f'Install it by setup = ["…"] in {_CONFIG_FILE}, or let checks see yours: '
-                "sandbox.toolchains names folders whose bin they have."
+                f'Install it with setup = ["…"] in {_CONFIG_FILE}, or add the folder of your own '
+                "installation to sandbox.toolchains: checks have its bin on PATH."
             ),
         )
     if (

@@ -63,7 +63,7 @@ NO_CHECKS = frozenset(
         UNNOTICED,
     }
 )
-"""Evidence that is no check of the repository."""
+"""Evidence that is not a check of the repository."""
 _MAX_SUSPICIOUS_LINES = 5
 _LINE_CHARS = 160
 _MAX_NAMED_FILES = 3  # files in which answers differ
@@ -628,7 +628,7 @@ def _explain_level(standing: _Standing) -> Iterable[str]:
             passes = "passes in three runs" if _passed_once(standing.candidate) else "passes"
             yield f"{level_prefix(level)}no test that failed on the base {passes}."
             if reasons:
-                yield f"Its own tests are no evidence: {sanitize_line(reasons[0], 200)}."
+                yield f"Its own tests are not evidence: {sanitize_line(reasons[0], 200)}."
 
 
 def _explain_own_tests(candidate: Candidate) -> Iterable[str]:
@@ -744,8 +744,8 @@ def _describe_reviews(standing: _Standing) -> str:
     if not review_score.doubted:
         return f"{mean}."
     return (
-        f"{mean}; weighed down, since their scores hardly tell right from wrong on what is proven: "
-        f"{', '.join(map(sanitize_line, review_score.doubted))}."
+        f"{mean}; of less weight, since their scores hardly distinguish proven answers from wrong "
+        f"ones: {', '.join(map(sanitize_line, review_score.doubted))}."
     )
 
 

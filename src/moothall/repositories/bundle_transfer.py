@@ -104,7 +104,7 @@ async def write_bundle(
     )
     refs_by_sha = dict(zip(ref_fields[::2], ref_fields[1::2], strict=True))
     if missing := [sha for sha in wants if sha not in refs_by_sha]:
-        raise NotFound(f"the commit {missing[0][:40]} is not here")
+        raise NotFound(f"the commit {missing[0][:40]} is missing here")
     excluded = [sha for sha in haves if sha in refs_by_sha]
     if set(wants) <= set(excluded):
         return 0
@@ -185,7 +185,7 @@ async def fetch_bundle(
             caps=OutputCaps(file_bytes=settings.max_repository_bytes),
         )
         if fetched.status:
-            raise Temporary(f"a bundle of {wants[0][:12]} could not be taken: {fetched.reason}")
+            raise Temporary(f"a bundle of {wants[0][:12]} could not be fetched: {fetched.reason}")
     for sha in wants:
         if not await clone.has(sha):
             await _create_base_ref(clone, sha, haves)
@@ -195,7 +195,7 @@ async def _create_base_ref(clone: TrustedClone, sha: str, haves: Sequence[str]) 
     """Create the ref of a commit whose whole history the clone has."""
     missing = await clone.call("rev-list", "--max-count=1", sha, "--not", *haves)
     if missing.status or missing.out.strip() or not haves:
-        raise Temporary(f"the commit {sha[:12]} did not come")
+        raise Temporary(f"the commit {sha[:12]} did not arrive")
     await clone.call("update-ref", f"{_BASES}{sha}", sha)
 
 
@@ -429,7 +429,7 @@ async def send_request(
             reply, _ = await bus(topic, request, _ASK_SECONDS)
         except BusUnavailable as error:
             if time.monotonic() > give_up:
-                raise Temporary(f"the repositories are out of reach: {error.message}") from error
+                raise Temporary(f"the repositories cannot be reached: {error.message}") from error
             await asyncio.sleep(_PAUSE_SECONDS)
             continue
         if not reply.get("wait"):
@@ -448,7 +448,7 @@ async def _pull(bus: Ask, offer: BundleOffer, file: Path) -> None:
             topic, {"ask": "part", "bundle": offer.bundle, "offset": offset}, _ASK_SECONDS
         )
         if len(content) != min(PART, offer.size - offset):
-            raise Temporary("a bundle went while it was fetched")
+            raise Temporary("a bundle was removed while it was fetched")
         return content
 
     with file.open("wb") as output:

@@ -137,7 +137,7 @@ class ChangeScan:
         deleted_lists = {
             path: None
             for path in self._files
-            if path.rpartition("/")[2] == _GITIGNORE and self._is_gone(path)
+            if path.rpartition("/")[2] == _GITIGNORE and self._is_deleted(path)
         }
         return NewPaths(
             [path for path, is_folder in self._new.items() if is_folder],
@@ -189,7 +189,7 @@ class ChangeScan:
         deletions = [
             Change(path, patch_rules.FILE, None)
             for path in self._files
-            if path not in present and self._is_gone(path)
+            if path not in present and self._is_deleted(path)
         ]
         return WorkspaceChanges(
             sorted([*deletions, *changes], key=lambda change: change.path), self._ignored
@@ -262,7 +262,7 @@ class ChangeScan:
         is_plain = entry.is_file(follow_symlinks=False) or entry.is_symlink()
         return not is_plain and self._before is None and _marks_deletion(_status(entry))
 
-    def _is_gone(self, path: str) -> bool:
+    def _is_deleted(self, path: str) -> bool:
         """Return whether a file of the base was deleted, if nothing was written at its path."""
         if self._before is not None:
             return path in self._before and path not in self._remaining_files
@@ -315,7 +315,7 @@ class ChangeScan:
         return Change(file.path, _mode(file.status), _read_content(file, limit))
 
     def _check_entry_count(self) -> None:
-        """Refuse what is more than may be listed."""
+        """Raise `PatchRefused` if there are more entries than may be listed."""
         if self._deep:
             raise PatchRefused(
                 f"folders are deeper than {_MAX_DEPTH} below {self._deep[0][:200]!r}. "
@@ -388,11 +388,11 @@ def _is_opaque(folder: int) -> bool:
 
 
 def measure(upper: Path, bytes_limit: int, entries_limit: int) -> tuple[int, int]:
-    """Return (bytes on disk, entries) beneath `upper`; stops counting behind a limit, and where
-    folders lie too deep to count.
+    """Return (bytes on disk, entries) beneath `upper`. Counting stops at a limit, and at folders
+    that are too deep.
 
-    By descriptors: a path may be longer than any that can be named, and what can't be looked at
-    must not count as nothing.
+    Folders are opened by descriptor, because a path may be too long to name, and a folder that
+    cannot be read must not count as empty.
     """
     size = entries = 0
     try:
@@ -467,12 +467,12 @@ def _read_content(file: _WrittenFile, limit: int) -> bytes:
 
 
 def _read_list(folder: int) -> bytes | None:
-    """Return a folder's .gitignore as far as git reads it here; None if it is no regular file."""
+    """Return a folder's .gitignore; None if it is not a regular file of at most `LIST_BYTES`."""
     return _read_small(_GITIGNORE, folder, LIST_BYTES)
 
 
 def _read_small(name: str, folder: int, limit: int) -> bytes | None:
-    """Return a file of at most `limit` bytes; None if it is larger or no regular file."""
+    """Return a file of at most `limit` bytes; None if it is larger or not a regular file."""
     try:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         return (
@@ -491,8 +491,8 @@ def _is_cache(folder: int) -> bool:
 
 
 def is_unchanged(base: Path, change: Change) -> bool:
-    """Return whether the base's checkout has the very same file: it was only touched. No symlink of
-    the base is followed.
+    """Return whether the base's checkout has the same file: it was only touched. No symlink of the
+    base is followed.
     """
     base_path, content = base / change.path, change.content
     if content is None:

@@ -193,7 +193,7 @@ class Submodules:
                 yield Submodule(
                     full_path,
                     commit,
-                    f"there are more than {_MAX_SUBMODULES}, or they lie too deep in each other",
+                    f"there are more than {_MAX_SUBMODULES}, or they are nested too deeply",
                 )
                 continue
             name, url = config.get(path, ("", ""))
@@ -346,13 +346,13 @@ async def _check_out_submodules(
             continue
         if await clone.has(commit):
             report_progress(
-                f"checking out the submodule {path} at {commit[:12]}; changes there are no part of "
-                "an answer"
+                f"checking out the submodule {path} at {commit[:12]}; changes there are not part "
+                "of an answer"
             )
             await _write_tree(clone, commit, folder, report_progress)
             await _check_out_submodules(clone, commit, folder, report_progress, depth - 1)
         else:
-            report_progress(f"the submodule {path} is not here; going on without it")
+            report_progress(f"the submodule {path} is missing; continuing without it")
             await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
 
 

@@ -97,7 +97,7 @@ class TrustedClone:
         except OSError as error:
             if not (self.path / "HEAD").exists():
                 raise RepositoryError(
-                    f"no clone can be made at {self.path}: {error.strerror}"
+                    f"no clone can be created at {self.path}: {error.strerror}"
                 ) from error
         finally:
             await asyncio.to_thread(shutil.rmtree, new, ignore_errors=True)
@@ -653,7 +653,7 @@ class TrustedClone:
             new = {entry.path: entry for entry in await self.entries(commit_sha)}
         except RepositoryError as error:
             raise PatchRefused(
-                f"the patch makes a tree that can't be used: {error.message}."
+                f"the patch creates a tree that cannot be used: {error.message}."
             ) from error
         old = {entry.path: entry for entry in await self.entries(base_sha)}
         if await self.submodules(commit_sha) != await self.submodules(base_sha):

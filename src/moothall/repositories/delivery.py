@@ -66,7 +66,7 @@ async def create_local_branch(
     )
     if not current_sha:
         raise RepositoryError(
-            f"cannot make the branch {branch!r} in {str(local.top)!r}: {update.reason}"
+            f"cannot create the branch {branch!r} in {str(local.top)!r}: {update.reason}"
         )
     if current_sha != sha:
         raise AlreadyExists(
@@ -154,9 +154,9 @@ async def drop_branch(git: GitRunner, local: Local, branch: str, sha: str, *, fo
     if not force and (
         current_sha != sha or set(containing_refs.decode(errors="replace").split()) <= {ref}
     ):
-        reason = "is merged nowhere" if current_sha == sha else "has commits of somebody else's"
+        reason = "is merged nowhere" if current_sha == sha else "has commits of other authors"
         raise RepositoryError(
-            f"the branch {branch!r} {reason}; merge it, or remove it all the same with --force"
+            f"the branch {branch!r} {reason}; merge it, or remove it anyway with --force"
         )
     deletion = await git.call(
         git_dir, "update-ref", "-d", ref, current_sha, cwd=cwd, owner=owner_of(local.shared)
@@ -355,16 +355,16 @@ async def _move_files(
     paths = tuple(name.decode(errors="surrogateescape") for name in output.split(b"\0") if name)
     if uncommitted := await changed_files(git, local, paths, ignored=True):
         return (
-            f"there are changes of your own in {_list_some(uncommitted)}: commit or stash them, "
+            f"there are uncommitted changes in {_list_some(uncommitted)}: commit or stash them, "
             "then merge it yourself"
         )
     if converted := await _find_converted(git, location, local.top, merged.commit_sha, paths):
         return (
-            f"attributes say that git writes {_list_some(converted)} by a filter or in another "
+            f"attributes let git write {_list_some(converted)} through a filter or in another "
             "encoding: merge it yourself"
         )
     if (await git.run(*location, "symbolic-ref", "HEAD", cwd=local.top)).decode().strip() != ref:
-        return f"{merged.branch} was just left for another branch"
+        return f"{merged.branch} is no longer checked out"
     options = (
         "--ff-only",
         "--quiet",

@@ -486,7 +486,7 @@ def _check_entries(entries: Sequence[TreeEntry], max_bytes: int) -> None:
         parents = [entry.path[:index] for index, char in enumerate(entry.path) if char == "/"]
         if entry.path in seen_paths or any(parent in leaves for parent in parents):
             raise RepositoryError(
-                f"the repository can't be used: {entry.path[:200]!r} is there twice"
+                f"the repository can't be used: {entry.path[:200]!r} occurs twice"
             )
         seen_paths.add(entry.path)
 

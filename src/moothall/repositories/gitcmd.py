@@ -175,8 +175,7 @@ class GitRunner:
                 return result
             await self._remove_locks(args, cwd, env)
         raise WorkspaceFailed(
-            f"git {_name(args)} was killed by a signal that was not ours; is there too little "
-            "memory?"
+            f"git {_name(args)} was killed from outside; is there too little memory?"
         )
 
     async def _remove_locks(self, args: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
@@ -277,11 +276,10 @@ class GitRunner:
         """Raise the error of a stream whose command failed."""
         result = GitResult(process.returncode, b"", process.stderr.read().decode(errors="replace"))
         if timer.finished.is_set():
-            raise RepositoryError(f"git {args[0]} took too long and was stopped")
+            raise RepositoryError(f"git {args[0]} exceeded its time limit and was stopped")
         if result.killed:
             raise WorkspaceFailed(
-                f"git {args[0]} was killed by a signal that was not ours; is there too little "
-                "memory?"
+                f"git {args[0]} was killed from outside; is there too little memory?"
             )
         raise RepositoryError(f"git {args[0]} failed: {result.reason}")
 

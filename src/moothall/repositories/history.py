@@ -52,7 +52,7 @@ async def find_line_origin(
     `InvalidRequest`.
     """
     if line < 1:
-        raise InvalidRequest(f"lines are counted from 1; {line} is none")
+        raise InvalidRequest(f"lines are counted from 1; there is no line {line}")
     git_dir_option = f"--git-dir={git_dir}"
     listing = await git.call(
         git_dir_option, "ls-tree", "--full-tree", commit, "--", path, cwd=git_dir
@@ -112,7 +112,7 @@ async def find_change(clone: TrustedClone, repository: str, *, tip: str, head: s
             "shallow clone lacks them: fetch its history (git fetch --unshallow)"
         )
     if base == head:
-        raise InvalidRequest(f"there is nothing to judge: {tip[:12]} contains {head[:12]} already")
+        raise InvalidRequest(f"there is nothing to judge: {tip[:12]} already contains {head[:12]}")
     await clone.call("update-ref", f"refs/moothall/bases/{base}", base)
     if await _tree_of(clone, base) == await _tree_of(clone, head):
         raise InvalidRequest(f"there is nothing to judge: {head[:12]} has the files of {base[:12]}")

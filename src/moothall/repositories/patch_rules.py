@@ -262,9 +262,9 @@ def _why_name(name: str) -> str:
     if len(name.encode()) > _NAME_BYTES:
         return f"a name is longer than {_NAME_BYTES} bytes"
     if "\\" in name:
-        return "a name holds a backslash"
+        return "a name contains a backslash"
     if any(unicodedata.category(char) in {"Cc", "Zl", "Zp"} for char in name):
-        return "a name holds a control character"
+        return "a name contains a control character"
     if _looks_like_git(name):
         return "it would write into git's own folder"
     return ""

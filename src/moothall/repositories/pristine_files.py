@@ -353,7 +353,7 @@ def _strings(value: Any, depth: int = _MAX_DEPTH) -> Iterator[str]:
 def is_patchable(
     path: str, controlled: frozenset[str], base_files: Collection[str], protected: Iterable[str]
 ) -> bool:
-    """Return whether a candidate's change at `path` is part of what is judged.
+    """Return whether a candidate's change at `path` is judged.
 
     A file in place of a folder would delete the tests in it, and a new file must not be a test or
     control one.

@@ -193,13 +193,13 @@ def _words(value: Any) -> Any:
 
 def _no_null(words: tuple[str, ...]) -> tuple[str, ...]:
     if any("\0" in word for word in words) or not words[0].strip():
-        raise ValueError("a command's words hold no null character, and its program has a name")
+        raise ValueError("a command must not contain null characters, and must name a program")
     return words
 
 
 def _folder(folder: str) -> str:
     if reason := invalid_path_reason(folder):
-        raise ValueError(f"a check's folder lies in the repository: {reason}")
+        raise ValueError(f"a check's folder must be in the repository: {reason}")
     return folder
 
 
@@ -220,7 +220,7 @@ _Folder = Annotated[str, Field(max_length=500), AfterValidator(_folder)]
 
 def _check_report_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
     if any(pattern.startswith("/") or ".." in pattern.split("/") for pattern in patterns):
-        raise ValueError("a report lies in the checkout: a relative pattern without '..'")
+        raise ValueError("a report must be in the checkout: use a relative pattern without '..'")
     return patterns
 
 
@@ -506,7 +506,7 @@ def write_config_file(top: Path, text: str, *, replace: bool) -> Path:
         with os.fdopen(os.open(path, flags, 0o644), "w", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
-        raise AlreadyExists(f"{path} is there already; --force overwrites it") from error
+        raise AlreadyExists(f"{path} already exists; --force overwrites it") from error
     except OSError as error:
         raise RepositoryError(f"{path} cannot be written: {error.strerror}") from error
     return path

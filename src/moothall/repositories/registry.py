@@ -231,7 +231,7 @@ _ANONYMOUS_CONFIG = {
 
 async def refuse_any(url: str) -> str:
     """Refuse every URL."""
-    raise Refused(f"{url[:120]!r} may not be called: only registered repositories are fetched here")
+    raise Refused(f"{url[:120]!r} cannot be fetched: only registered repositories are allowed here")
 
 
 async def anonymous_transport(git: GitRunner, cwd: Path, url: str, pin: Pin) -> dict[str, str]:
@@ -240,8 +240,8 @@ async def anonymous_transport(git: GitRunner, cwd: Path, url: str, pin: Pin) -> 
     """
     if not url.lower().startswith(("https://", "http://")):
         raise Refused(
-            "a repository that is not registered is fetched over https; over ssh the operator's "
-            "keys would be shown to any host: an operator registers it with `moothall repo add`"
+            "a repository that is not registered is fetched only over https, since ssh would offer "
+            "the operator's keys to any host; an operator can register it: `moothall repo add`"
         )
     if not _PLAIN_URL.fullmatch(url):
         raise InvalidRequest(
@@ -250,8 +250,8 @@ async def anonymous_transport(git: GitRunner, cwd: Path, url: str, pin: Pin) -> 
     version = _VERSION.match(await git.run("version", cwd=cwd))
     if version is None or (int(version[1]), int(version[2])) < _PINNING_GIT_VERSION:
         raise Refused(
-            "a repository that is not registered needs git 2.37 or newer, which keeps to the "
-            "address that was judged"
+            "a repository that is not registered needs git 2.37 or newer, which can be limited to "
+            "the checked address"
         )
     settings = {**_ANONYMOUS_CONFIG, "http.curloptResolve": await pin(url)}
     env = {
@@ -280,8 +280,8 @@ def hide_reason(url: str) -> Iterator[None]:
             reason=error.message,
         )
         raise RepositoryError(
-            f"cannot fetch the repository {url[:200]!r}; where it needs a credential, an operator "
-            "registers it with `moothall repo add`"
+            f"cannot fetch the repository {url[:200]!r}; if it needs a credential, an operator can "
+            "register it with `moothall repo add`"
         ) from None
 
 
@@ -313,7 +313,7 @@ def registered_transport(
         env["GIT_SSH_COMMAND"] = f"ssh -oBatchMode=yes -oIdentitiesOnly=yes -i {shlex.quote(name)}"
     else:
         raise ConfigurationError(
-            f"repository {entry.id}: over ssh the credential is a key: file:/path/of/the/key"
+            f"repository {entry.id}: for ssh, the credential must be a key: file:/path/of/the/key"
         )
     return env
 

@@ -79,8 +79,8 @@ class RemoteRepositories(RepositoryService):
         return [*await newest_commits(clone), *([ref.ref] if await clone.has(ref.ref) else [])]
 
     def _record_entry(self, entry: Registered) -> Registered:
-        """Record what is needed to find the clone again, and return the record. The clone is named
-        by tenant and origin, because an id may be reused.
+        """Store the record by which the clone is found again, and return it. The clone is named by
+        tenant and origin, because an id may be reused.
         """
         clone_id = f"far-{digest(entry.tenant, entry.origin, entry.clone)[:24]}"
         local_entry = Registered(
@@ -145,7 +145,7 @@ class RemoteRepositories(RepositoryService):
         except NotFound as error:
             raise InvalidRequest(error.message) from error
         if request.get("ask") != "patch" or not await clone.has(sha):
-            raise InvalidRequest(f"the patch {sha[:40]} is not here")
+            raise InvalidRequest(f"the patch {sha[:40]} is not stored here")
         return await self._bundle_server.run_or_wait(
             request, lambda _: self._offer(clone, sha, base_sha)
         ), b""
@@ -169,7 +169,7 @@ class RepositoryServer:
         handlers = {"base": self._base, "commit": self._commit, "push": self._push}
         handler = handlers.get(str(request.get("ask")))
         if handler is None:
-            raise InvalidRequest(f"nothing answers {str(request.get('ask'))[:40]!r}")
+            raise InvalidRequest(f"unknown request {str(request.get('ask'))[:40]!r}")
         return await self._bundle_server.run_or_wait(request, handler), b""
 
     async def _base(self, request: Message) -> Message:

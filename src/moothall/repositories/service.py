@@ -145,8 +145,8 @@ class RepositoryService:
             return sources.check_ref(branch)
         if sources.is_url(location):
             raise InvalidRequest(
-                "into which branch are approved stories merged? say it with --base, such as --base "
-                "main"
+                "the branch that approved stories are merged into is missing; name it with --base, "
+                "such as --base main"
             )
         local = await sources.find_local(self._git, Path(location))
         head = await self._git.call(
@@ -300,7 +300,7 @@ class RepositoryService:
         clone, sha = await self._pin_ref(repository, sha, tenant)
         raw = await clone.read(sha, path, TEXT_BYTES + 1)
         if len(raw) > TEXT_BYTES or find_encoding(raw) is None:
-            raise InvalidRequest(f"{path[:200]!r} is no text, or has more than {TEXT_BYTES} bytes")
+            raise InvalidRequest(f"{path[:200]!r} is not text, or has more than {TEXT_BYTES} bytes")
         return _text_of(raw)
 
     async def origin(
@@ -538,7 +538,7 @@ class RepositoryService:
         try:
             local = await sources.find_local(self._git, Path(entry.origin))
         except RepositoryError:
-            return "", f"the branch {branch}: {entry.origin} is not there any more"
+            return "", f"the branch {branch}: {entry.origin} no longer exists"
         dropped = await delivery.drop_branch(self._git, local, branch, sha, force=force)
         return (branch, "") if dropped else ("", "")
 

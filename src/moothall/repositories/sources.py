@@ -61,7 +61,7 @@ def check_url(url: str, schemes: Sequence[str]) -> str:
     """
     if not url.isprintable() or " " in url or url.startswith("-") or "::" in url.split("/", 1)[0]:
         raise InvalidRequest(
-            "the repository's URL is not one; write https://host/path, ssh://user@host/path or "
+            "the repository's URL is not valid; write https://host/path, ssh://user@host/path or "
             "user@host:path"
         )
     if _SCP.fullmatch(url):
@@ -71,7 +71,7 @@ def check_url(url: str, schemes: Sequence[str]) -> str:
             parts = urlsplit(url)
             _ = parts.port
         except ValueError as error:
-            raise InvalidRequest(f"the repository's URL is not one: {error}") from error
+            raise InvalidRequest(f"the repository's URL is not valid: {error}") from error
         scheme = parts.scheme.lower()
         if scheme in {"http", "https"} and parts.username is not None:
             raise InvalidRequest(
@@ -108,7 +108,7 @@ def check_path(text: str, schemes: Sequence[str], roots: Sequence[Path] | None) 
             )
         parts = urlsplit(text)
         if parts.hostname not in {None, "", "localhost"}:
-            raise InvalidRequest("a file: URL names no host; write file:///path")
+            raise InvalidRequest("a file: URL must not name a host; write file:///path")
         text = unquote(parts.path)
     if not text or "\0" in text or text.startswith("-"):
         raise InvalidRequest(
@@ -238,7 +238,7 @@ def _unknown_ref(ref: str, location: str, names: Sequence[str]) -> RepositoryErr
     excerpt, hidden_count = ", ".join(names[:_SHOWN_REFS]), len(names) - _SHOWN_REFS
     more = f" and {hidden_count} more" if hidden_count > 0 else ""
     return RepositoryError(
-        f"no ref {ref[:80]!r} in {location!r}; there are {excerpt or 'none'}{more}"
+        f"no ref {ref[:80]!r} in {location!r}; the refs are {excerpt or 'none'}{more}"
     )
 
 

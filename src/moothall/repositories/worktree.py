@@ -186,8 +186,7 @@ def _check_path(top: Path, path: str) -> None:
     for index in (index for index, char in enumerate(path) if char == "/"):
         if (top / path[:index]).is_symlink():
             raise RepositoryError(
-                f"{path[:200]!r} lies behind the symlink {path[:index][:200]!r}; nothing was "
-                "applied"
+                f"{path[:200]!r} is behind the symlink {path[:index][:200]!r}; nothing was applied"
             )
 
 
@@ -279,7 +278,7 @@ async def apply_to_files(
     if uncommitted:
         ellipsis = ", …" if len(uncommitted) > _SHOWN_PATHS else ""
         raise RepositoryError(
-            f"there are changes of your own in {', '.join(uncommitted[:_SHOWN_PATHS])}{ellipsis}: "
+            f"there are uncommitted changes in {', '.join(uncommitted[:_SHOWN_PATHS])}{ellipsis}: "
             "nothing was applied; commit or stash them first"
         )
     conversions = await find_work_tree_conversions(git, local, settings, paths)
@@ -309,7 +308,7 @@ async def _changed_paths(git: GitRunner, local: Local, diff: bytes) -> tuple[str
         "apply", "--numstat", "-z", "-", cwd=local.top, stdin=diff, env=_NO_REPOSITORY
     )
     if numstat.status:
-        raise RepositoryError(f"this is no diff that git can apply: {numstat.reason}")
+        raise RepositoryError(f"this is not a diff that git can apply: {numstat.reason}")
     summary = await git.call(
         "apply", "--summary", "-", cwd=local.top, stdin=diff, env=_NO_REPOSITORY
     )

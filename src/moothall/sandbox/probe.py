@@ -199,7 +199,7 @@ def _probe_spec(
     order = {
         "host_file": str(root / "secret"),
         "port": port,
-        "landlock": False,  # if it is missing, report it and go on
+        "landlock": False,  # if it is missing, report it and continue
         "writable": [],
         "open_files": OPEN_FILES,
         "cgroup": cgroups.parents() is not None,

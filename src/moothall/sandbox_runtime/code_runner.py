@@ -160,7 +160,7 @@ class CodeRunner:
         if _SUSPENDED in message:
             return {
                 "status": "budget_exceeded",
-                "error": "it asked for more than tools may be called",
+                "error": "it called more tools than allowed",
             }
         status = next(
             (
@@ -192,7 +192,7 @@ class CodeRunner:
                 self._send_result(
                     {
                         "status": "output",
-                        "error": "it printed more than is kept; print less",
+                        "error": "it printed more than the limit; print less",
                         "crashed": True,
                     },
                     start_time,

@@ -51,7 +51,7 @@ def split_qualified_name(name: str) -> tuple[tuple[str, ...], str]:
     parts = tuple(part for part in re.split(r"::|[.#]", plain_name) if part != "prototype")
     if not parts or not all(re.fullmatch(r"[^\W\d][\w$]*|[$_#][\w$]*", part) for part in parts):
         raise ToolFailure(
-            f"name {name[:80]!r} is no name; right is, for example, 'total', 'Cart.total' or "
+            f"name {name[:80]!r} is not a name; right is, for example, 'total', 'Cart.total' or "
             "'Cart::total'",
             "invalid",
         )

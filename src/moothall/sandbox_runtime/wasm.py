@@ -158,7 +158,7 @@ class Run:
             limit // 8, 2 * _PAGE_BYTES
         ):
             return self._limit_failure(
-                "memory", "memory", f"it wanted more than {limit} bytes of memory"
+                "memory", "memory", f"it requested more than {limit} bytes of memory"
             )
         return {"status": "error", "error": f"{reason}{self._stderr_note()}"}
 

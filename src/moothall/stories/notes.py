@@ -64,7 +64,7 @@ class Scopes(BaseModel):
             for row in (*self.roles.values(), *self.phases.values(), self.notes.values())
             for scope in row
         } - set(self.worth):
-            raise ValueError(f"nothing says what {', '.join(sorted(unknown))} is worth")
+            raise ValueError(f"worth has no value for {', '.join(sorted(unknown))}")
         return self
 
     def allowed_scopes(self, role: str, phase: str) -> tuple[Scope, ...]:
@@ -247,7 +247,7 @@ class Notes:
         """Return the update as it will be recorded, and warnings for the caller."""
         role = read_role(update.role)
         if role == _PEOPLE and role not in principal.roles:
-            raise Refused(f"what the {role} notes is noted by who has the role {role}")
+            raise Refused(f"notes of the {role} can be written only with the role {role}")
         if update.task_id:
             check_id(update.task_id, "task_id")
         if update.at:
@@ -264,7 +264,7 @@ class Notes:
                 change, payload=self._clean(change.payload), reason=self._clean(change.reason)
             )
             if cleaned != change:
-                warnings.append(f"{change.entity_type} {change.entity_id}: a secret was taken out")
+                warnings.append(f"{change.entity_type} {change.entity_id}: a secret was removed")
             changes.append(cleaned)
         if len({change.key for change in changes}) < len(changes):
             raise InvalidRequest(
@@ -350,8 +350,7 @@ def _canonical_json(payload: str) -> str:
         document = None
     if not isinstance(document, dict) or not document:
         raise InvalidRequest(
-            'payload is a JSON object that says something, such as {"text": "we keep the old '
-            'format"}'
+            'payload must be a JSON object with content, such as {"text": "we keep the old format"}'
         )
     return json.dumps(document, sort_keys=True, ensure_ascii=False, separators=(", ", ": "))
 
@@ -363,7 +362,8 @@ def _check_time(text: str) -> None:
         has_zone = False
     if not has_zone:
         raise InvalidRequest(
-            f"timestamp {text[:40]!r} is no time; write it as 2026-01-31T12:00:00Z, or leave it out"
+            f"timestamp {text[:40]!r} is not a time; write it as 2026-01-31T12:00:00Z, or leave "
+            "it out"
         )
 
 

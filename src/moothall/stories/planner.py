@@ -107,7 +107,7 @@ class Planner:
         if event.type is EventType.STORY_CHANGED:
             await self._bus.publish(event)
             message = (
-                "recorded what it says of the story, and no move; tasks are derived when a story "
+                "recorded the story's data, but no transition; tasks are derived when a story "
                 f"moves to {PLANNING}"
             )
             return Processed(processed=False, message=message)
@@ -251,13 +251,13 @@ class Planner:
         _check_role(principal)
         for outline in outlines:
             if not outline.description.strip():
-                raise InvalidRequest(f"task {outline.id} does not say what is to be done")
+                raise InvalidRequest(f"task {outline.id} has no description")
             if len(outline.description) > TASK_CHARS // 2:
                 raise InvalidRequest(
                     f"the words of task {outline.id} are longer than {TASK_CHARS // 2} characters"
                 )
         if not outlines:
-            raise InvalidRequest("no task is left: a story needs one at least")
+            raise InvalidRequest("no task is left: a story needs at least one")
         new_plan_id = f"plan-{digest(story_id, plan_id, principal.name, str(outlines))[:16]}"
         while True:
             card = await self._board.card(story_id, principal)
@@ -481,7 +481,7 @@ def _unknown_story_message(story: Story) -> str:
 def _check_role(principal: Principal) -> None:
     if not set(EDITOR_ROLES) & principal.roles:
         raise Refused(
-            "the tasks of a story on the board are changed by who has one of the roles "
+            "the tasks of a story on the board can be changed only with one of the roles "
             f"{', '.join(EDITOR_ROLES)}"
         )
 

@@ -1,5 +1,5 @@
-"""Spans recorded with OpenTelemetry, and sent by a thread of their own. Export of audit records
-as OpenTelemetry log records, over OTLP.
+"""Spans, recorded with OpenTelemetry and sent by a separate thread. Export of audit records as
+OpenTelemetry log records, over OTLP.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from moothall.errors import ConfigurationError, MoothallError
 from moothall.telemetry import metrics, tracing
 from moothall.telemetry.tracing import Kind, Span, Stderr, Value, current_traceparent, get_logger
 
-# Spans recorded with OpenTelemetry, and sent by a thread of their own.
+# Spans, recorded with OpenTelemetry and sent by a separate thread.
 #
 # An unavailable collector loses spans and delays nothing: the queue is bounded, and a process that
 # ends waits at most `EXPORT_SECONDS`.

@@ -190,8 +190,9 @@ _ANSWER = ReplySchema(
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The expected properties of a server and its model. `window` is 0 if the server does not tell
-    it. `obeys`: it supports JSON schemas. `reasoning` is the field of reasoning, '' for none.
+    """The expected properties of a server and its model. `window` is 0 if the server does not
+    report it. `obeys`: it supports JSON schemas. `reasoning` is the field of reasoning, '' for
+    none.
     `follows`: the model follows instructions; one with random weights does not. `overflows`: a
     conversation that is too long is refused.
     """

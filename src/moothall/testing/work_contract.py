@@ -269,7 +269,7 @@ class WorkContract:
         received: asyncio.Queue[Recorded] = asyncio.Queue()
         async with opened() as bus:
             with pytest.raises(
-                InvalidRequest, match="no durable consumer 'nobody'; there are collector"
+                InvalidRequest, match="no durable consumer 'nobody'; the consumers are collector"
             ):
                 await bus.consume("nobody", received.put)
 

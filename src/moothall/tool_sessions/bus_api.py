@@ -42,7 +42,7 @@ def of_tasks(deliberations: Deliberations) -> Find:
         if deliberation.principal != principal.name:
             return None
         if outcome.status is DeliberationStatus.CANCELLED:
-            raise Refused(f"task {task_id} was cancelled: nothing acts for it any more")
+            raise Refused(f"task {task_id} was cancelled: its tool calls no longer run")
         if deliberation.repository is None or deliberation.base_sha is None:
             raise InvalidRequest(f"task {task_id} has no repository, so it has no workspace")
         # Prefer the registry's id, because a URL would be fetched and checked again.
@@ -142,7 +142,7 @@ class Requests:
                 )
         except AlreadyExists as error:
             log.warning(
-                "a request id came twice for different requests",
+                "a request id was used for different requests",
                 workspace=workspace,
                 reason=error.message,
             )
@@ -191,14 +191,14 @@ class Requests:
 def _read_request(recorded: Recorded, workspace: str) -> _Request:
     if recorded.event.type != EventType.TOOL_REQUESTED:
         raise InvalidRequest(
-            f"{recorded.event.type} is no request for a tool; send {EventType.TOOL_REQUESTED}"
+            f"{recorded.event.type} is not a tool request; send {EventType.TOOL_REQUESTED}"
         )
     try:
         request = _Request.model_validate(dict(recorded.event.data))
     except ValidationError as error:
-        raise InvalidRequest(f"this is no request for a tool: {describe_errors(error)}") from error
+        raise InvalidRequest(f"this is not a tool request: {describe_errors(error)}") from error
     if check_key(request.workspace, "workspace") != workspace:
         raise InvalidRequest(
-            f"the request names workspace {request.workspace!r} and came for {workspace!r}"
+            f"the request names workspace {request.workspace!r}, but was sent to {workspace!r}"
         )
     return request

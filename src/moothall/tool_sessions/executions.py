@@ -204,8 +204,8 @@ def _check_order(order: ExecutionOrder) -> None:
     for name in order.inputs:
         if not name.isidentifier() or keyword.iskeyword(name) or name in groups:
             raise InvalidRequest(
-                f"inputs: {name[:60]!r} cannot be a variable; use a name that is no keyword, tool "
-                "or ws"
+                f"inputs: {name[:60]!r} cannot be a variable; use a name that is not a keyword, "
+                "tool or ws"
             )
 
 

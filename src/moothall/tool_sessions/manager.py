@@ -215,9 +215,7 @@ class ToolSessions:
         """
         seconds = seconds_until(item.deadline)
         if seconds <= 0:
-            raise DeadlineExceeded(
-                "the time of its workspace was over before it could be opened again"
-            )
+            raise DeadlineExceeded("its workspace expired before it could be opened again")
         base = await self._repositories.resolve(
             RepositoryRef(id=item.repository, ref=item.base_sha), tenant=item.tenant
         )
@@ -375,7 +373,7 @@ class ToolSessions:
             capability.tenant,
             capability.principal,
         ):
-            raise Refused("the capability token is somebody else's")
+            raise Refused("the capability token belongs to another principal")
         self._require_session(capability.workspace, capability.tenant, capability.principal)
         return capability
 
@@ -432,8 +430,9 @@ class ToolSessions:
         spec = self._gateway.catalogue.get(call.tool)
         if session.flow != flow and spec is not None and spec.danger is not Danger.READ:
             raise Refused(
-                f"workflow {session.flow} has this workspace until it ends; meanwhile it may be "
-                "looked at only"
+                f"workflow {session.flow} has this workspace until it ends; until then it can "
+                "only be "
+                "read"
             )
 
         def check_grant() -> None:
@@ -535,7 +534,7 @@ class ToolSessions:
         ):
             name = own_id(workspace, tenant)
             raise NotFound(
-                f"there is no open workspace {name[:80]!r}; it was closed, its time is over, or it "
+                f"there is no open workspace {name[:80]!r}; it was closed, has expired, or "
                 "is not yours"
             )
         return session

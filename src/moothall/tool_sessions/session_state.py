@@ -110,8 +110,8 @@ class PersistentWorkspace:
                     spec = self.catalogue.get(call.tool)
                     if spec is None or spec.danger is not Danger.READ:
                         reason = (
-                            "the executor died while this ran: whether it was done is not known; "
-                            "look before doing it again"
+                            "the executor died during this call, so its outcome is unknown; check "
+                            "it before you repeat it"
                         )
                         return ToolResult(
                             call.request_id, call.tool, ToolStatus.OUTCOME_UNKNOWN, error=reason
@@ -144,7 +144,7 @@ class PersistentWorkspace:
 
     async def rewind(self, diff: str) -> None:
         """Reopen the workspace with only `diff` applied, discarding its files. Sessions inside it
-        start anew.
+        start again.
         """
         async with self._call_lock:
             try:
@@ -196,7 +196,7 @@ async def _save_files(workspace: Workspace, before: str) -> str:
         return (await workspace.patch("files as they were")).diff
     except PatchRefused as error:
         log.warning(
-            "the files of a lost workspace cannot be taken over",
+            "the files of a lost workspace cannot be restored",
             workspace=workspace.id,
             reason=error.message,
         )

@@ -1,5 +1,5 @@
 """The engine that runs a plan's steps, in order or in parallel, and records each change of state
-before it goes on.
+before it continues.
 
 Only one step that may change files runs at a time, and its files are stored with the event of its
 end. A resumed run therefore begins with exactly the files of the recorded steps. An interrupted
@@ -252,8 +252,7 @@ class Engine:
         request_id = _request_id(self._plan, work, act.attempt)
         result = await self._executor.find_result(request_id)
         explanation = (
-            "it had begun when a crash came: whether it was done is not known; look before doing "
-            "it again"
+            "a crash interrupted it, so its outcome is unknown; check it before you repeat it"
         )
         if isinstance(result, ToolResult):
             if result.status is ToolStatus.PARKED:
@@ -349,9 +348,9 @@ class Engine:
         if not_undone:
             return (
                 End.FAILED,
-                f"{reason}; what was done before could not be undone for {', '.join(not_undone)}",
+                f"{reason}; the steps before it could not be undone for {', '.join(not_undone)}",
             )
-        return End.COMPENSATED, f"{reason}; what was done before was undone"
+        return End.COMPENSATED, f"{reason}; the steps before it were undone"
 
     async def _skip_step(self, step: Step, reason: str) -> None:
         """Record a step as skipped. If it acts outside and was interrupted, record its known result

@@ -56,7 +56,7 @@ def references(value: Any) -> Iterator[Reference]:
         matches = [match for match in _REFERENCE.finditer(text) if not match[1]]
         if len(_REFERENCE_START.findall(text)) != len(matches):
             raise InvalidRequest(
-                f"{text[:80]!r} holds a reference that does not end; right is {RIGHT}"
+                f"{text[:80]!r} contains an unterminated reference; right is {RIGHT}"
             )
         for match in matches:
             yield _read_reference(match[2])
@@ -74,7 +74,7 @@ def fill_in(value: Any, look_up: Callable[[Reference], Any]) -> Any:
         chars_left -= len(_text(result))
         if chars_left < 0:
             raise InvalidRequest(
-                f"${{{reference}}}: what is referred to has more than {_MAX_INSERTED_CHARS} "
+                f"${{{reference}}}: the inserted results have more than {_MAX_INSERTED_CHARS} "
                 "characters in all"
             )
         return result
@@ -99,8 +99,8 @@ def _fill_references(value: Any, look_up: Callable[[Reference], Any]) -> Any:
 
 
 def find_in(result: Mapping[str, Any], reference: Reference) -> Any:
-    """Return the value that a reference names in a step's result. Raises `InvalidRequest` that says
-    what is there instead.
+    """Return the value that a reference names in a step's result. Raises `InvalidRequest` that
+    lists the existing names instead.
     """
     value: Any = result[reference.part]
     for depth, name in enumerate(reference.path):
@@ -122,7 +122,11 @@ def find_in(result: Mapping[str, Any], reference: Reference) -> Any:
 def _shape(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"has {', '.join(map(str, list(value)[:20])) or 'nothing'}"
-    return f"is a list of {len(value)}" if isinstance(value, list) else "is no object and no list"
+    return (
+        f"is a list of {len(value)}"
+        if isinstance(value, list)
+        else "is neither an object nor a list"
+    )
 
 
 def _read_reference(text: str) -> Reference:
@@ -134,7 +138,7 @@ def _read_reference(text: str) -> Reference:
         or not all(parts)
         or (parts[0] != "output" and len(parts) > 1)
     ):
-        raise InvalidRequest(f"${{{text[:80]}}} is no reference; right is {RIGHT}")
+        raise InvalidRequest(f"${{{text[:80]}}} is not a reference; right is {RIGHT}")
     return Reference(step, parts[0], tuple(parts[1:]))
 
 
@@ -251,17 +255,17 @@ def read_yaml(text: str) -> Mapping[str, Any]:
         document = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InvalidRequest(
-            f"the workflow is no YAML: {' '.join(str(error).split())[:300]}"
+            f"the workflow is not YAML: {' '.join(str(error).split())[:300]}"
         ) from error
     try:
         document = json.loads(json.dumps(document))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(
-            f"the workflow is no plain document: {error}; quote dates and the like"
+            f"the workflow is not a plain document: {error}; quote dates and the like"
         ) from error
     if not isinstance(document, dict):
         raise InvalidRequest(
-            "the workflow is no object; it has name and steps, each step an id, a tool and its "
+            "the workflow is not an object; it has name and steps, each step an id, a tool and its "
             "arguments"
         )
     return document
@@ -437,7 +441,7 @@ def _check_compensation(
     for reference in _check_call(location, call, tools_by_step, limits):
         if reference.step not in done_before:
             raise InvalidRequest(
-                f"{location}: ${{{reference}}} is not sure to be done by then; right are "
+                f"{location}: ${{{reference}}} may not have finished by then; allowed are "
                 f"{', '.join(sorted(done_before))}"
             )
 
@@ -471,5 +475,5 @@ def _validate(model: type[Any], data: object, location: str) -> Any:
         return model.model_validate(data)
     except ValidationError as error:
         raise InvalidRequest(
-            f"{location}: {describe_errors(error)}; it may hold {', '.join(model.model_fields)}"
+            f"{location}: {describe_errors(error)}; allowed are {', '.join(model.model_fields)}"
         ) from error

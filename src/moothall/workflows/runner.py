@@ -36,7 +36,7 @@ _MAX_ATTEMPTS = 10
 _MAX_PARALLEL = 4
 """Steps of one workflow side by side; steps that change files run one at a time."""
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 30.0
-_BUG_MESSAGE = "it was ended by a bug of ours; the log of the server says more"
+_BUG_MESSAGE = "it failed because of a bug; see the server's log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ class _Start:
 
 
 class Workflows:
-    """The workflows of a process, as an async context manager. Those running at its end are left
-    for the next process. Belongs to one event loop.
+    """The workflows of a process, as an async context manager. Those that run at its end continue
+    in the next process. Belongs to one event loop.
 
     The bucket says which workflows are running and how their workspaces are reopened; everything
     else is read from the log.
@@ -136,8 +136,8 @@ class Workflows:
         await self._group.__aexit__(kind, error, traceback)
 
     async def resume(self, only: str = "") -> Sequence[WorkflowEntry]:
-        """Resume the workflows that a process which is gone left running, and return them. With
-        `only`, resume the workflows of that id.
+        """Resume the workflows that an ended process left running, and return them. With `only`,
+        resume the workflows of that id.
 
         Raises `BusUnavailable`.
         """
@@ -173,8 +173,8 @@ class Workflows:
         document: Mapping[str, Any],
         after_seq: int = 0,
     ) -> AsyncGenerator[Recorded, None]:
-        """Start a workflow, or join it if it was started, and yield its events to its end. It goes
-        on if nobody listens.
+        """Start a workflow, or join it if it was started, and yield its events to its end. It
+        continues if the caller stops reading.
 
         Raises what `ToolSessions.ensure_open` raises, `InvalidRequest` for a document that cannot
         run, `Refused` if another workflow has the workspace, and `AlreadyExists` if the id was used
@@ -250,8 +250,8 @@ class Workflows:
             elif record.end is None and record.plan_digest == plan.digest:
                 started.set_exception(
                     NotFound(
-                        f"workflow {plan.id} was left by a process that is gone; a start takes it "
-                        "up"
+                        f"workflow {plan.id} was interrupted when its process ended; the next "
+                        "start continues it"
                     )
                 )
             else:
@@ -292,7 +292,9 @@ class Workflows:
             with self._sessions.lease(reopen_state.workspace, entry.workflow_id) as lease:
                 self._release_workspace(reopen_state.workspace)
                 log.info(
-                    "a workflow is taken up again", workflow=entry.workflow_id, done=record.ended
+                    "an interrupted workflow continues",
+                    workflow=entry.workflow_id,
+                    done=record.ended,
                 )
                 if not reopened:
                     await lease.rewind(record.commit)
@@ -335,7 +337,7 @@ class Workflows:
                 pause = min(pause * 2, _MAX_PAUSE_SECONDS)
             # a bug in one workflow must neither end the server nor recur at each start
             except* Exception:
-                log.exception("a workflow ended by a bug", workflow=plan.id)
+                log.exception("a workflow failed because of a bug", workflow=plan.id)
                 await workflow_log.finish(End.FAILED, _BUG_MESSAGE, done=0, steps=len(plan.steps))
                 await self._mark_ended(entry)
                 ended = True
@@ -363,7 +365,7 @@ class Workflows:
             engine_task.cancel()
             close_task.cancel()
         if engine_task.cancelled():
-            return End.CANCELLED, "its workspace was closed, or its time was over"
+            return End.CANCELLED, "its workspace was closed, or has expired"
         return engine_task.result()
 
     async def _mark_ended(self, entry: WorkflowEntry) -> None:
@@ -380,7 +382,7 @@ async def log_exceptions(work: Coroutine[Any, Any, None], name: str) -> None:
     try:
         await work
     except Exception:  # an exception in the task group would end all workflows and the server
-        log.exception("a workflow was given up by a bug", workflow=name)
+        log.exception("a workflow was abandoned because of a bug", workflow=name)
 
 
 def _reopen_state(lease: WorkspaceLease, principal: Principal) -> ReopenState:

@@ -220,7 +220,9 @@ class Archives:
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
             report_progress(
-                f"the environment of another host cannot be used; setting up anew: {error}"[:300]
+                f"the environment of another host cannot be used; setting it up again: {error}"[
+                    :300
+                ]
             )
             return False
         report_progress("using the environment of another host")

@@ -1,4 +1,4 @@
-"""Environments: what set-up writes for a lock file, and what it leaves in the checkout.
+"""Environments: the output of set-up for a lock file, and the files that it leaves in the checkout.
 
 Set-up runs commands of the repository, so it runs in a sandbox too, but may have the network.
 """

@@ -228,7 +228,7 @@ class _Repository:
         sha = self.state.branches.get(branch)
         if sha is None:
             raise InvalidRequest(
-                f"there is no branch {branch[:80]!r} here; there are "
+                f"there is no branch {branch[:80]!r} here; the branches are "
                 f"{', '.join(self.state.branches)}"
             )
         if sha == self.state.base_sha:

@@ -113,7 +113,7 @@ def describe_shell_limit(
                 "less at once"
             )
         if seconds < min(requested, max_seconds) - 1:
-            advice = "no more time was left for it"
+            advice = "no time was left for it"
         return (
             f"the command was stopped after {seconds:.0f} s; {advice}. What it printed until then "
             "is in the output"

@@ -181,7 +181,7 @@ class FolderCache:
 
     async def _unpack(self, name: str, parts: Sequence[Any]) -> None:
         if not parts:
-            raise WorkspaceFailed(f"the node has no {name} any more")
+            raise WorkspaceFailed(f"the node no longer has {name}")
         final = self._top.joinpath(*archive.split_path(name))
         temporary = self._top / f".new-{secrets.token_hex(8)}"
         try:

@@ -341,7 +341,7 @@ class LocalRunner:
                         error=f"this Python cannot run it: {reason}; write it without, or let it "
                         "read files too (files.read), as CPython requires",
                     )
-                log.info("a block goes to CPython", reason=reason)
+                log.info("a block runs in CPython", reason=reason)
                 async with self._full_slots[block.depth]:
                     return replace(
                         await workspace.run_code(block, call_tool), tier="python", why=reason
@@ -349,7 +349,7 @@ class LocalRunner:
         except TimeoutError:
             if not limit.expired():
                 raise
-            return BlockRun(ToolStatus.TIMEOUT, error="its time was over, and it was stopped")
+            return BlockRun(ToolStatus.TIMEOUT, error="it exceeded its time limit and was stopped")
 
     async def run_in_monty(self, block: CodeBlock, call_tool: Ask) -> BlockRun:
         """Run a block in the first tier only."""
@@ -395,7 +395,8 @@ class LocalRunner:
                 log.warning("a runner was lost", reason=error.message)
                 return BlockRun(
                     ToolStatus.ERROR,
-                    error="the interpreter was lost while it ran this; its tool calls stand",
+                    error="the interpreter was lost while it ran this; its tool calls remain in "
+                    "effect",
                 ), ""
             finally:
                 self._return_executor(executor, block.tenant, is_reusable=is_reusable)

@@ -255,7 +255,7 @@ class Slots:
             self._unlock(lock)
 
     def _lock_one(self) -> dict[str, int]:
-        """Lock a free slot. An extra one replaces each slot whose holder stands still."""
+        """Lock a free slot. An extra one replaces each slot whose holder is stopped."""
         count, number = self.count, 0
         while number < count:
             name = f"{_SLOT_PREFIX}{number}"

@@ -253,7 +253,7 @@ class OverlayWorkspace:
             return CheckRun(
                 name,
                 Verdict.MISSING,
-                output=f"no check {name!r} is configured; there are: {check_names}",
+                output=f"no check {name!r} is configured; the checks are: {check_names}",
                 status="error",
             )
         limit = limits.limit(self._settings.workspace, self.prepared, name)
@@ -545,7 +545,8 @@ class OverlayWorkspace:
             if answerer.endless:
                 return endless_run()
             return BlockRun(
-                ToolStatus.ERROR, error="CPython was lost while it ran this; its tool calls stand"
+                ToolStatus.ERROR,
+                error="CPython was lost while it ran this; its tool calls remain in effect",
             )
         return full_run(answer, BLOCK_OUTPUT_BYTES)
 

@@ -136,7 +136,7 @@ async def test_results_of_several_dependencies_are_merged_first() -> None:
             [agent("a", "b"), agent("b", "c"), agent("c", "a")],
             "these agents depend on each other: .*a → .*→ a|b → .*→ b|c → .*→ c",
         ),
-        ([agent("a", "nowhere")], "a needs 'nowhere', which does not exist; there are a"),
+        ([agent("a", "nowhere")], "a needs 'nowhere', which does not exist; known are a"),
     ],
 )
 async def test_cycles_and_missing_dependencies_are_named(

@@ -32,43 +32,51 @@ HOSTILE: list[tuple[str, int, str]] = [
     (
         "metadata:\n\tname: a\n",
         2,
-        "it is no YAML: found character '\\t' that cannot start any token",
+        "it is not YAML: found character '\\t' that cannot start any token",
     ),
     (f"{GOOD}spec:\n  role: dev\n  role: qa\n", 6, "role is set twice"),
-    (f"{GOOD}x: \0\n", 4, "it has a sign that no text has, U+0000"),
-    (f"{GOOD}x: 0x_\n", 0, "it is no YAML: invalid literal for int()"),
-    (f"{GOOD}model:\n  seed: {'9' * 5000}\n", 0, "it is no YAML: Exceeds the limit"),
+    (f"{GOOD}x: \0\n", 4, "it contains a character that is not allowed, U+0000"),
+    (f"{GOOD}x: 0x_\n", 0, "it is not YAML: invalid literal for int()"),
+    (f"{GOOD}model:\n  seed: {'9' * 5000}\n", 0, "it is not YAML: Exceeds the limit"),
     (f"{GOOD}model:\n  seed: 0x{'f' * 50_000}\n", 5, "model.seed: "),
-    (f"{GOOD}? [a, b]\n: c\n", 4, "it is no YAML: found unhashable key"),
+    (f"{GOOD}? [a, b]\n: c\n", 4, "it is not YAML: found unhashable key"),
     (f"{GOOD}1: x\n", 4, "1: Keys should be strings"),
-    (f"{GOOD}<<: 5\n", 4, "it is no YAML: expected a mapping"),
-    (f"{GOOD}---\n{GOOD}", 4, "it is no YAML: but found another document"),
-    ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", 2, "it has an alias"),
-    ("# nothing\n", 0, "it is no map of sections"),
+    (f"{GOOD}<<: 5\n", 4, "it is not YAML: expected a mapping"),
+    (f"{GOOD}---\n{GOOD}", 4, "it is not YAML: but found another document"),
+    ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", 2, "aliases (*name) are not allowed"),
+    ("# nothing\n", 0, "it is not a map of sections"),
     ("x" * 300_000, 0, "it has more than 256,000 bytes"),
-    (f"{GOOD}dependencies:\n  required: 5\n", 4, "dependencies: dependencies is no list"),
-    (f"{GOOD}dependencies: [[a]]\n", 4, "dependencies.0: it is no map of keys and values"),
-    (f"{GOOD}tasks:\n  default: {{a: 1}}\n", 4, "tasks: tasks.default is no list"),
-    (f"{GOOD}tasks: {{1: a, b: c}}\n", 4, "tasks has no '1'; there are default and conditional"),
-    (f"{GOOD}reporting: {{metrics: 5}}\n", 4, "reporting.metrics: metrics is no list"),
-    (f"{GOOD}capabilities: 5\n", 4, "capabilities: it is no list"),
+    (f"{GOOD}dependencies:\n  required: 5\n", 4, "dependencies: dependencies is not a list"),
+    (f"{GOOD}dependencies: [[a]]\n", 4, "dependencies.0: it is not a map of keys and values"),
+    (f"{GOOD}tasks:\n  default: {{a: 1}}\n", 4, "tasks: tasks.default is not a list"),
+    (f"{GOOD}tasks: {{1: a, b: c}}\n", 4, "tasks has no '1'; allowed are default and conditional"),
+    (f"{GOOD}reporting: {{metrics: 5}}\n", 4, "reporting.metrics: metrics is not a list"),
+    (f"{GOOD}capabilities: 5\n", 4, "capabilities: it is not a list"),
     (
         f"{GOOD}security:\n  capabilities_required: [5]\n",
         5,
-        "security.capabilities_required.0: it is no text; put it in quotes",
+        "security.capabilities_required.0: it is not text; put it in quotes",
     ),
-    (f"{GOOD}security:\n  resource_limits: {{timeout: {'9' * 400}h}}\n", 5, "is no such measure"),
-    (f"{GOOD}security:\n  resource_limits: {{timeout: -5}}\n", 5, "'-5' is no such measure"),
-    (f"{GOOD}security:\n  resource_limits: {{max_cpu: .nan}}\n", 5, "'nan' is no such measure"),
+    (
+        f"{GOOD}security:\n  resource_limits: {{timeout: {'9' * 400}h}}\n",
+        5,
+        "is not a valid quantity",
+    ),
+    (f"{GOOD}security:\n  resource_limits: {{timeout: -5}}\n", 5, "'-5' is not a valid quantity"),
+    (
+        f"{GOOD}security:\n  resource_limits: {{max_cpu: .nan}}\n",
+        5,
+        "'nan' is not a valid quantity",
+    ),
     (
         "metadata: {name: on}\nobjectives:\n- {description: x, validation: v}\n",
         1,
-        "metadata.name: it is no text; put it in quotes",
+        "metadata.name: it is not text; put it in quotes",
     ),
     (
         "metadata:\nobjectives:\n- {description: x, validation: v}\n",
         1,
-        "metadata: it is no map of keys and values",
+        "metadata: it is not a map of keys and values",
     ),
     ("metadata: {name: a}\n", 1, "objectives: it is missing"),
     (
@@ -79,7 +87,7 @@ HOSTILE: list[tuple[str, int, str]] = [
     (
         'metadata: {name: a}\nobjectives:\n- {description: x, validation: "a\\0b"}\n',
         3,
-        "is no command",
+        "is not a command",
     ),
 ]
 
@@ -183,7 +191,7 @@ def test_tasks_are_ordered_by_dependencies_and_priorities() -> None:
         (
             "metadata: {name: a}\nobjectivs: []\n",
             1,
-            "'objectivs' is not known here; did you mean objectives?",
+            "'objectivs' is not a known key; did you mean objectives?",
         ),
         (
             "metadata: {name: a}\nobjectives:\n- description: x\n",
@@ -212,7 +220,7 @@ def test_tasks_are_ordered_by_dependencies_and_priorities() -> None:
                 "resource_limits:\n    timeout: soon\n"
             ),
             6,
-            "'soon' is no such measure; write it as in \"2h\"",
+            "'soon' is not a valid quantity; write it as in \"2h\"",
         ),
         (
             (
@@ -223,14 +231,14 @@ def test_tasks_are_ordered_by_dependencies_and_priorities() -> None:
             "a needs 'b', which does not exist",
         ),
         ("metadata: {name: a}\nmetadata: {name: b}\n", 2, "metadata is set twice"),
-        ("a: [\n", 2, "it is no YAML"),
-        ("a: &x 1\nb: *x\n", 2, "it has an alias (*name); write what is meant"),
-        ("just words\n", 0, "it is no map of sections"),
-        ("- " * 20_000, 0, "it is nested too deeply; write lists and maps that are flatter"),
+        ("a: [\n", 2, "it is not YAML"),
+        ("a: &x 1\nb: *x\n", 2, "aliases (*name) are not allowed; write the value itself"),
+        ("just words\n", 0, "it is not a map of sections"),
+        ("- " * 20_000, 0, "it is nested too deeply; use flatter lists and maps"),
         (
             "a: !!python/object/apply:os.system [id]\n",
             1,
-            "it has a tag (tag:yaml.org,2002:python/object/apply:os",
+            "tags are not allowed (tag:yaml.org,2002:python/object/apply:os",
         ),
         *HOSTILE,
     ],
@@ -342,15 +350,15 @@ def test_two_agents_of_one_name_and_stored_data_are_reported(tmp_path: Path) -> 
         )
     loaded = load([tmp_path])
     (error,) = loaded.errors
-    assert (Path(error.file).name, "has an agent called a already" in error.reason) == (
+    assert (Path(error.file).name, "already has an agent called a" in error.reason) == (
         "2.yaml",
         True,
     )
     assert (
         str(loaded.notes[0])
-        == f"{tmp_path / '1.yaml'}, line 6: deployment is kept, and nothing is done by it"
+        == f"{tmp_path / '1.yaml'}, line 6: deployment is not a known key and has no effect"
     )
-    with pytest.raises(InvalidRequest, match="is not there"):
+    with pytest.raises(InvalidRequest, match="does not exist"):
         load([tmp_path / "nowhere"])
 
 

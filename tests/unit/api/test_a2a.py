@@ -128,7 +128,7 @@ async def test_a_waiting_call_answers_at_the_end(
         ("SendMessage", message(contextId="mine"), -32602, "contextId"),
         ("SendMessage", message(metadata={"agents": "many"}), -32602, "whole number"),
         ("SendMessage", message(metadata={"agents": 2.5}), -32602, "whole number"),
-        ("SendMessage", message(metadata={"role": 7}), -32602, "role is a text"),
+        ("SendMessage", message(metadata={"role": 7}), -32602, "role must be a string"),
         ("SendMessage", message(metadata={"agents": float("nan")}), -32602, "metadata"),
         ("SendMessage", message(" "), -32602, "the task is empty"),
         ("SendMessage", message(messageId=""), -32602, "messageId"),

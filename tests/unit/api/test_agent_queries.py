@@ -305,7 +305,7 @@ async def test_an_unknown_model_tier_is_refused(agent: Agent, tier: Any) -> None
         agent.ExecuteTask(execute_request("Why?", {"model_tier": tier}))
     )
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "there are 1 (small), 2 (medium) and 3 (large)" in message
+    assert "allowed are 1 (small), 2 (medium) and 3 (large)" in message
 
 
 async def test_a_task_id_in_a_foreign_format_is_accepted(agent: Agent) -> None:

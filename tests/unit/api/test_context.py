@@ -209,7 +209,7 @@ async def test_notes_reach_those_who_may_read_them(graph: CypherGraph) -> None:
         noted = await stub.UpdateContext(update_request, **CALL_OPTIONS)
         assert (noted.version, list(noted.warnings)) == (
             1,
-            ["decision d-1: a secret was taken out"],
+            ["decision d-1: a secret was removed"],
         )
         with pytest.raises(grpc.aio.AioRpcError, match="at version 1, and you expected 0") as late:
             await stub.UpdateContext(update_request, **CALL_OPTIONS)
@@ -272,7 +272,7 @@ async def test_scopes_are_validated_against_the_tables(client: Any) -> None:
         **CALL_OPTIONS,
     )
     assert (wide.allowed, list(wide.missing), list(wide.extra)) == (False, [], ["comments", "moon"])
-    assert wide.reason == "not for data in build: comments, moon"
+    assert wide.reason == "not allowed for data in build: comments, moon"
 
 
 async def test_graph_relationships_are_returned_by_node(client: Any) -> None:

@@ -196,7 +196,7 @@ async def test_other_users_see_their_quotas_and_cannot_change_them(browser: Brow
     response = await browser.send(
         "/system/budgets", form=form, tenant="elsewhere", deliberations="9"
     )
-    assert (response.status, "is no operator" in response.text) == (403, True)
+    assert (response.status, "is not an operator" in response.text) == (403, True)
 
 
 async def test_tools_are_searched_by_words(browser: Browser) -> None:

@@ -384,7 +384,7 @@ async def test_an_agents_description_of_itself_is_shown(app: App) -> None:
     assert "<dt>Tool calls</dt><dd>4</dd>" in page
     assert "<dt>Checks passed</dt><dd>1 of 2</dd>" in page
     assert "<dd>42 MB</dd>" in page
-    assert "greeting is at 50% of its way" in page
+    assert "greeting is at 50%" in page
     await app.publish(
         EventType.AGENT_PROGRESS,
         agent_id=TASK,

@@ -180,7 +180,7 @@ async def test_a_backup_file_that_cannot_be_restored_or_written_is_named(tmp_pat
     with pytest.raises(ConfigurationError, match="cannot be read as a backup"):
         await restore_backup(settings, file, lambda _: None)
     await save_backup(settings, file, lambda _: None)
-    with pytest.raises(ConfigurationError, match="exists already"):
+    with pytest.raises(ConfigurationError, match="already exists"):
         await save_backup(settings, file, lambda _: None)
     with pytest.raises(ConfigurationError, match=r"is not empty \(it has bus"):
         await restore_backup(settings, file, lambda _: None)

@@ -60,7 +60,7 @@ async def test_no_repository_is_used_outside_one_or_for_text(
 async def test_text_and_a_repository_exclude_each_other(
     settings: Settings, named: NamedRepository
 ) -> None:
-    with pytest.raises(InvalidRequest, match="--text is about no repository; leave it or --"):
+    with pytest.raises(InvalidRequest, match="--text works without a repository; leave it or --"):
         await find_repository(settings, named)
 
 

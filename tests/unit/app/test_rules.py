@@ -91,7 +91,7 @@ async def test_remote_hosts_check_approvals_of_the_server_and_cannot_sign_them(
         for process_keys in (server_keys, host_keys)
     )
     assert host.check(app.sign(subject, "ann"), subject).approver == "ann"
-    with pytest.raises(Refused, match="where the server is"):
+    with pytest.raises(Refused, match="signed by the server"):
         host.sign(subject, "eve")
     for forger in (Approvals(host_keys.guard, 60), Approvals(host_keys.approvals, 60)):
         with pytest.raises(Refused):

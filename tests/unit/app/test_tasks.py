@@ -94,7 +94,7 @@ async def test_running_tasks_are_read_from_the_log_only() -> None:
 
 
 async def test_waiting_for_a_paused_task_is_refused() -> None:
-    paused, goes_on = (
+    paused, resumed = (
         new_event(
             kind,
             "task-a1",
@@ -107,9 +107,9 @@ async def test_waiting_for_a_paused_task_is_refused() -> None:
         )
     )
     bus, tasks = await tasks_of(request_event("task-a1"), paused)
-    with pytest.raises(InvalidRequest, match="task-a1 is paused: let it go on"):
+    with pytest.raises(InvalidRequest, match="task-a1 is paused: resume it"):
         await tasks.check_not_paused(TaskId("task-a1"))
-    await bus.publish(goes_on)
+    await bus.publish(resumed)
     await tasks.check_not_paused(TaskId("task-a1"))
 
 
@@ -170,9 +170,7 @@ async def test_a_cancel_on_an_external_bus_leaves_the_decision_to_the_lease_hold
             assert (await cancel(shared, "task-a1", "", messages.append))[
                 1
             ] is DeliberationStatus.CANCELLED
-            assert messages == [
-                "it is cancelled, but whoever works on it has not confirmed that yet"
-            ]
+            assert messages == ["it is cancelled, but its process has not confirmed that yet"]
             assert await decision(bus, TaskKey("task-a1")) is None
             async with open_log(shared, messages.append, alone=False):
                 pass  # like `log tail --follow`
@@ -185,7 +183,7 @@ async def test_a_cancel_on_an_external_bus_leaves_the_decision_to_the_lease_hold
 
 async def test_an_empty_list_is_reported() -> None:
     _, tasks = await tasks_of()
-    with pytest.raises(NotFound, match="no task yet"):
+    with pytest.raises(NotFound, match="there are no tasks yet"):
         await tasks.find_or_latest(None)
 
 
@@ -226,7 +224,7 @@ def test_a_missing_winner_and_an_unknown_seat_are_reported() -> None:
         NotFound, match="t has no winner; name a seat: agent-dev-001, agent-dev-002"
     ):
         choose_result(outcome, "")
-    with pytest.raises(NotFound, match="no seat '9' in t; there are proposals of agent-dev-001"):
+    with pytest.raises(NotFound, match="no seat '9' in t; seats with a proposal: agent-dev-001"):
         choose_result(outcome, "9")
     failed = (SeatOutcome(SEATS[0], SeatStatus.FAILED, "OUT_OF_TURNS", "no turn is left"),)
     outcome = Outcome(

@@ -70,7 +70,7 @@ async def test_an_allowed_request_runs_once(tmp_path: Path) -> None:
         # Other arguments are another request.
         assert (await delete(app, path="b", number=2))[0] is ToolStatus.PARKED
         assert (await delete(app))[0] is ToolStatus.SUCCESS
-        assert await delete(app) == (ToolStatus.BLOCKED, "the approval was used already")
+        assert await delete(app) == (ToolStatus.BLOCKED, "the approval was already used")
         assert [call.arguments for call in app.workspace.calls] == [{"path": "a"}]
         ids = [event.id for event in app.facts.events]
         # Parking and its end are two events.
@@ -195,5 +195,5 @@ async def test_listeners_get_each_allowed_request_once_wherever_it_was_allowed(
 
 def test_only_operators_may_decide_requests() -> None:
     refuse_unless_operator(Principal("ann", "local", operator=True))
-    with pytest.raises(Refused, match="eve is no operator: give the account or token the role"):
+    with pytest.raises(Refused, match="eve is not an operator: give the account or token the role"):
         refuse_unless_operator(Principal("eve", "local"))

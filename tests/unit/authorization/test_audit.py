@@ -161,7 +161,7 @@ async def test_a_record_torn_by_a_crash_is_marked_and_not_treated_as_tampering(
     await write(tmp_path, 2)
     (problem,) = verify(path)
     assert not problem.serious
-    assert "torn" in problem.what
+    assert "torn" in problem.message
     phases = [
         json.loads(line)["phase"]
         for number, line in enumerate(path.read_text().splitlines())
@@ -194,9 +194,9 @@ async def test_a_truncated_chain_is_detected_even_after_a_restart(
 ) -> None:
     path = await write(tmp_path, 5)
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:keep]))
-    assert any("cut off" in problem.what for problem in verify(path))
+    assert any("cut off" in problem.message for problem in verify(path))
     await write(tmp_path, 2)
-    assert any(problem.serious and "removed" in problem.what for problem in verify(path))
+    assert any(problem.serious and "removed" in problem.message for problem in verify(path))
 
 
 async def test_a_removed_file_is_detected(tmp_path: Path) -> None:
@@ -336,11 +336,11 @@ async def test_a_truncated_chain_with_a_forged_head_is_detected_by_the_signature
     for mac in ("", "0" * 64):
         head_path(path).write_bytes(render_head(Head(3, last["hash"]), mac))
         (problem,) = verify(path, KEY)
-        assert (problem.serious, "sign" in problem.what) == (bool(mac), True)
+        assert (problem.serious, "sign" in problem.message) == (bool(mac), True)
     assert verify(path) == (), "without the key nothing is detected"
     await write_signed(tmp_path, 2)
     (problem,) = verify(path, KEY)
-    assert (problem.serious, "another key" in problem.what) == (True, True), (
+    assert (problem.serious, "another key" in problem.message) == (True, True), (
         "later records do not sign earlier ones"
     )
 
@@ -350,7 +350,7 @@ async def test_a_chain_without_signatures_stays_readable_and_is_named_so(
 ) -> None:
     path = await write(tmp_path, 3)
     (finding_before,) = verify(path, KEY)
-    assert (finding_before.serious, "not signed" in finding_before.what) == (False, True)
+    assert (finding_before.serious, "not signed" in finding_before.message) == (False, True)
     await write_signed(tmp_path, 1)
     (finding_after,) = verify(path, KEY)
     assert (finding_after.serious, finding_after.line) == (False, 4)

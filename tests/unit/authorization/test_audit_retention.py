@@ -149,7 +149,7 @@ def test_an_anchor_that_differs_from_the_stream_is_detected(tmp_path: Path) -> N
     path = write_days(tmp_path, 3)
     prune_chain(path, KEY, day(1))
     report = verify_all(tmp_path, KEY, StreamChains({("local", "host-1"): {2: "f" * 64}}))
-    assert [problem.what for problem in report.problems] == [
+    assert [problem.message for problem in report.problems] == [
         "pruned record 2 differs from the one in the AUDIT stream"
     ]
 

@@ -79,11 +79,11 @@ async def test_restored_older_files_are_detected_by_the_stream(tmp_path: Path) -
     assert verify_all(tmp_path, KEY).ok, "the files alone are a complete chain"
     report = verify_all(tmp_path, KEY, await read_stream_chains(stream.replay(), KEY))
     assert not report.ok
-    assert "ends at record 3, the AUDIT stream has 5" in report.problems[0].what
+    assert "ends at record 3, the AUDIT stream has 5" in report.problems[0].message
     await write(tmp_path, stream, 9)
     grown = verify_all(tmp_path, KEY, await read_stream_chains(stream.replay(), KEY))
     assert "record 5 differs from the one in the AUDIT stream" in [
-        problem.what for problem in grown.problems
+        problem.message for problem in grown.problems
     ]
 
 
@@ -184,7 +184,7 @@ async def test_a_change_to_a_remote_chain_is_detected(tmp_path: Path) -> None:
     unsigned = replace(first, data={**first.data, "mac": "0"})
     for events, ok, problem_text in (
         ([changed, second], False, "its hash is wrong"),
-        ([scrubbed, second], True, "looked like a secret"),
+        ([scrubbed, second], True, "possible secrets were removed"),
         ([forged, second], True, "lacks records 1 to 1"),
         ([unsigned, second], True, "lacks records 1 to 3"),
         ([second], True, "lacks records 1 to 3"),
@@ -195,7 +195,7 @@ async def test_a_change_to_a_remote_chain_is_detected(tmp_path: Path) -> None:
             await read_stream_chains(stream.replay(events), KEY, HOSTS),
             HOSTS,
         )
-        assert (report.ok, [problem_text in problem.what for problem in report.problems]) == (
+        assert (report.ok, [problem_text in problem.message for problem in report.problems]) == (
             ok,
             [True],
         )

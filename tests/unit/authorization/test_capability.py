@@ -54,10 +54,10 @@ class Web:
 @pytest.mark.parametrize(
     ("token", "message"),
     [
-        (lambda app, token: "", "there is no capability token"),
+        (lambda app, token: "", "the capability token is missing"),
         (lambda app, token: token[:-2], "is refused"),
         (lambda app, token: app.seat(workspace_id="ws-2").token, "Audience"),
-        (lambda app, token: app.seat(role="qa").token, "somebody else's"),
+        (lambda app, token: app.seat(role="qa").token, "belongs to another principal"),
         (
             lambda app, token: narrow(token, seconds=60, tools=["files.list"]),
             "files.write is not covered",

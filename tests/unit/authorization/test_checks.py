@@ -73,9 +73,9 @@ def test_a_grant_includes_the_protected_paths_of_the_profile() -> None:
     [
         ("roles: {dev: {tols: {}}}", "tols"),
         ("roles: 1", "roles"),
-        ("roles: {", "no YAML"),
+        ("roles: {", "not YAML"),
         ("roles: {king: {tools: {}}}", "unknown role 'king'"),
-        ("roles: {dev: {tools: {files.reed: [read]}}}", "'files.reed', and there is no such tool"),
+        ("roles: {dev: {tools: {files.reed: [read]}}}", "'files.reed', but there is no such tool"),
         ("roles: {dev: {tools: {files.read: [look]}}}", "files.read"),
         ("", "table of roles"),
     ],
@@ -104,7 +104,9 @@ def test_a_persona_can_only_narrow_its_role() -> None:
             assert set(grants.of(role, persona=persona).tools) <= set(grants.of(role).tools)
     assert "files.write" not in grants.of("dev", persona="reader").tools
     assert "files.write" not in grants.of("po", persona="tester").tools
-    with pytest.raises(InvalidRequest, match="unknown persona 'king'; there are reader, tester"):
+    with pytest.raises(
+        InvalidRequest, match="unknown persona 'king'; the personas are reader, tester"
+    ):
         grants.of("dev", persona="king")
 
 

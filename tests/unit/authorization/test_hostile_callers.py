@@ -77,6 +77,6 @@ async def test_a_token_of_another_tenant_opens_no_workspace(tmp_path: Path) -> N
     async with open_session_manager(tmp_path, MemoryBus()) as app:
         app.session_manager.await_calls(find)
         stolen = app.session_manager.token(ANN, "task-1", "DEV", 600)
-        with pytest.raises(Refused, match="somebody else's"):
+        with pytest.raises(Refused, match="belongs to another principal"):
             await app.session_manager.ensure_open(replace(ANN, tenant="other"), "task-1", stolen)
     assert lookups == []

@@ -158,7 +158,7 @@ async def test_operators_change_quotas_and_other_processes_follow() -> None:
     await app.spend("t-1")
     with pytest.raises(QuotaExceeded):
         await app.admit("t-2")
-    with pytest.raises(Refused, match="pat is no operator"):
+    with pytest.raises(Refused, match="pat is not an operator"):
         await app.quotas.change("team-a", {"tokens_per_day": 0}, Principal("pat", "team-a"))
     changed = await app.quotas.change("team-a", {"tokens_per_day": 2000}, OPERATOR)
     assert changed.quota == Quota(tokens_per_day=2000, deliberations=9), (

@@ -10,7 +10,7 @@ from moothall.cli.ask import _LAST_TASK, _read_prompt
 
 
 @pytest.mark.parametrize(
-    ("prompt", "goes_on", "expected"),
+    ("prompt", "continued_task", "expected"),
     [
         ("What?", None, ("What?", None)),
         ("What?", _LAST_TASK, ("What?", "")),
@@ -22,9 +22,9 @@ from moothall.cli.ask import _LAST_TASK, _read_prompt
     ],
 )
 def test_a_task_and_a_question_are_distinguished(
-    prompt: str, goes_on: str | None, expected: tuple[str, str | None]
+    prompt: str, continued_task: str | None, expected: tuple[str, str | None]
 ) -> None:
-    assert _read_prompt(prompt, goes_on) == expected
+    assert _read_prompt(prompt, continued_task) == expected
 
 
 @pytest.mark.parametrize(

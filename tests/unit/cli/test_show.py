@@ -130,7 +130,7 @@ def test_a_seat_that_repeats_itself_is_asked_to_start_anew_or_stop() -> None:
             )
         )
 
-    assert "starts anew (2 of 3): the same tests failed for 3 turns" in message(1)
+    assert "starts again (2 of 3): the same tests failed for 3 turns" in message(1)
     assert "stops: the same tests failed for 3 turns" in message(3)
 
 
@@ -210,7 +210,7 @@ def test_reasons_of_several_answers_are_shown_once() -> None:
     ("source", "window_note"),
     [
         ("the server's list of models", "(from the server's list of models)"),
-        ("", "(a guess, since the server does not say it: set llm.context_tokens)"),
+        ("", "(assumed, since the server does not report it: set llm.context_tokens)"),
     ],
 )
 def test_the_start_shows_models_windows_and_limits(source: str, window_note: str) -> None:

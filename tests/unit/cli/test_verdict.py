@@ -61,9 +61,9 @@ def test_a_statement_signed_with_another_key_is_invalid(tmp_path: Path) -> None:
 def test_an_invalid_key_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "key.pem"
     path.write_text("no key", encoding="utf-8")
-    with pytest.raises(ConfigurationError, match="no unencrypted private key"):
+    with pytest.raises(ConfigurationError, match="not an unencrypted private key"):
         load_signing_key(path, tmp_path)
-    with pytest.raises(ConfigurationError, match="no public key"):
+    with pytest.raises(ConfigurationError, match="not a public key"):
         load_public_key(path, tmp_path)
     with pytest.raises(ConfigurationError, match="signed nothing yet"):
         load_public_key(None, tmp_path)

@@ -170,7 +170,7 @@ def test_a_quorum_decides_at_the_deadline_and_fewer_seats_are_a_timeout(evaluate
         )
         assert (
             outcome.error_message
-            == "The time was up with 1 of 3 seats proposed and checked; 50% were needed."
+            == "The time ran out when 1 of 3 seats had proposed and were checked; 50% were needed."
         )
         assert len(outcome.results) == 2
     else:

@@ -65,7 +65,10 @@ def test_models_can_come_from_the_environment_and_their_keys_are_secrets(
     [
         ("[models.Large]\n", "is not a valid name"),
         ("[models.default]\n", "is not a valid name"),
-        ('[models.a]\nfallback = ["b"]\n', r"models\.a\.fallback names 'b'; there are default"),
+        (
+            '[models.a]\nfallback = ["b"]\n',
+            r"models\.a\.fallback names 'b', but the models are default",
+        ),
         ('[models.a]\nfallback = ["a"]\n', r"models\.a\.fallback names 'a'"),
         (
             (

@@ -96,8 +96,8 @@ def test_only_commits_of_a_repository_are_merged() -> None:
     request = DeliberationRequest("together", "dev", merge=COMMITS)
     d = plan_deliberation(request, LOCAL, Defaults(LimitSettings()), datetime.now(UTC))
     assert len(d.seats) == 1
-    with pytest.raises(InvalidRequest, match="merge cannot be right"):
+    with pytest.raises(InvalidRequest, match="invalid merge"):
         check_deliberation(d)
-    with pytest.raises(InvalidRequest, match="merge cannot be right"):
+    with pytest.raises(InvalidRequest, match="invalid merge"):
         check_deliberation(replace(d, base_sha="d" * 40, merge=("main",)))
     check_deliberation(replace(d, base_sha="d" * 40))

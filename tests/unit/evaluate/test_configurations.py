@@ -63,8 +63,8 @@ def test_a_configuration_may_have_its_own_options(tmp_path: Path) -> None:
         (("=small.toml",), "NAME=FILE"),
         (("../x=,agents=1",), "a name has"),
         (("a=,agents=1", "a=,agents=2"), "twice"),
-        (("a=,agents=0",), "no option"),
-        (("a=,seats=3",), "no option"),
+        (("a=,agents=0",), "not an option"),
+        (("a=,seats=3",), "not an option"),
     ],
 )
 def test_an_invalid_configuration_is_refused(

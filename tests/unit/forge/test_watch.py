@@ -297,7 +297,7 @@ async def test_a_branch_moved_by_somebody_else_is_left_unchanged(
 
     assert await app.poll(overtaken)
     assert forge.sha(branch) == their_commits[0]
-    assert "the branch stays as it was: somebody else moved it on" in ada.comments(at)[0]
+    assert "the branch stays as it was: somebody else pushed to it" in ada.comments(at)[0]
 
 
 async def _open_pull(app: App, forge: FakeForge) -> tuple[int, str, str]:

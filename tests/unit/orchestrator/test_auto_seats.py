@@ -155,7 +155,7 @@ async def test_a_council_may_leave_the_choice_open() -> None:
 
 
 async def test_auto_cannot_be_combined_and_is_not_a_model_name() -> None:
-    with pytest.raises(InvalidRequest, match="auto stands alone"):
+    with pytest.raises(InvalidRequest, match="auto cannot be combined with others"):
         await service(MemoryBus()).submit(replace(PYTHON, model="auto,cheap"), LOCAL)
     with pytest.raises(ValueError, match="neither default nor auto"):
         Models.of(LlmSettings(), {"auto": LlmSettings(model="x")})

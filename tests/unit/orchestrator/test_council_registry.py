@@ -108,7 +108,7 @@ async def test_a_deleted_council_closes_its_role_until_another_is_created(
 ) -> None:
     await council_registry.create("dev", 2, PLAIN, LOCAL)
     assert len((await council_registry.delete("dev", LOCAL)).agents) == 2
-    with pytest.raises(NoCouncil, match="was deleted; make one with CreateCouncil"):
+    with pytest.raises(NoCouncil, match="was deleted; create one with CreateCouncil"):
         council_registry.find("dev", "local")
     with pytest.raises(NotFound):
         await council_registry.delete("dev", LOCAL)
@@ -152,10 +152,10 @@ async def test_the_size_of_a_council_is_limited(bus: MemoryBus) -> None:
     with pytest.raises(InvalidRequest, match="1 to 2 agents"):
         await small.create("dev", 3, PLAIN, LOCAL)
     await small.create("dev", 2, PLAIN, LOCAL)
-    with pytest.raises(InvalidRequest, match="no more fit"):
+    with pytest.raises(InvalidRequest, match="council is full"):
         await small.register("dev", Agent("third"), LOCAL)
     await small.unregister("dev", "agent-dev-002", LOCAL)
-    with pytest.raises(InvalidRequest, match="over 4000 characters"):
+    with pytest.raises(InvalidRequest, match="more than 4000 characters"):
         await small.register("dev", Agent("third", metadata={"k": "v" * 4000}), LOCAL)
 
 
@@ -201,7 +201,7 @@ async def test_an_endpoint_must_be_a_valid_address(
     council_registry: CouncilRegistry, endpoint: str
 ) -> None:
     await council_registry.create("dev", 1, PLAIN, LOCAL)
-    with pytest.raises(InvalidRequest, match="is no address of an agent"):
+    with pytest.raises(InvalidRequest, match="is not the address of an agent"):
         await council_registry.register("dev", Agent("a", endpoint=endpoint), LOCAL)
 
 

@@ -219,7 +219,7 @@ async def test_each_fork_has_its_own_id_and_the_same_id_is_the_same_fork(
     ("fork_request", "message"),
     [
         (Fork("task-9", 1), "no deliberation 'task-9' to fork"),
-        (Fork("task-1", 1, "9"), f"no seat '9' in task-1; there are {ONE}, {TWO}"),
+        (Fork("task-1", 1, "9"), f"no seat '9' in task-1; the seats are {ONE}, {TWO}"),
         (Fork("task-1", 0), "has no turn 0 to fork from; its turns: 1 to 4"),
         (Fork("task-1", 5, "1"), f"{ONE} of task-1 has no turn 5"),
         (Fork("task-1", 1, words="x" * 9000), "at most 4000"),

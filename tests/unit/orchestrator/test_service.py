@@ -465,7 +465,7 @@ async def test_an_unavailable_graph_does_not_block_a_submission(bus: MemoryBus) 
 async def test_a_task_that_cannot_start_has_a_failed_result_with_the_reason(bus: MemoryBus) -> None:
     deliberations = DeliberationService(bus, Remembering(), Defaults(LimitSettings()))
     request = replace(TASK, task_id="task-9", repository=RepositoryRef(id="gone"))
-    reason = NoCouncil("the dev council was deleted; make one with CreateCouncil")
+    reason = NoCouncil("the dev council was deleted; create one with CreateCouncil")
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         collecting = group.create_task(Collector(bus, Remembering(), tick_seconds=0.01).run())
         await deliberations.refuse(request, reason, OTHER)

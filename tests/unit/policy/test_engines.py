@@ -157,8 +157,8 @@ async def test_a_policy_server_that_cannot_be_queried_stops_the_start(
     api.answer = reply_with("{}", 404)
     for url, message in (
         (api.url, "answered 404"),
-        ("http://127.0.0.1:1", "cannot be asked"),
-        ("http://[", "cannot be asked"),
+        ("http://127.0.0.1:1", "cannot be reached"),
+        ("http://[", "cannot be reached"),
     ):
         settings = Settings(data_dir=tmp_path, guard=GuardSettings(policy_url=url))
         with pytest.raises(ConfigurationError, match=message):

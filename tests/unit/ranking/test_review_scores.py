@@ -45,8 +45,8 @@ def test_the_test_that_separates_right_from_wrong_decides_and_the_other_is_named
     first, second, _ = rank(field)
     assert (first.candidate, second.candidate) == ("a", "b")
     assert any(
-        "Reviewed at 0.90 by 2 seats; weighed down, since their scores hardly tell right from "
-        "wrong on what is proven: blind" in reason
+        "Reviewed at 0.90 by 2 seats; of less weight, since their scores hardly distinguish proven "
+        "answers from wrong ones: blind" in reason
         for reason in first.reasons
     ), first.reasons
 

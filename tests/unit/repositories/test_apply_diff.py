@@ -75,8 +75,8 @@ async def test_a_diff_is_applied_from_a_subfolder_too(
 @pytest.mark.parametrize(
     ("uncommitted", "message"),
     [
-        ({"src/utils.py": "# my unfinished work\n"}, "changes of your own in src/utils.py"),
-        ({NEW: "mine\n"}, "changes of your own in src/new file.py"),
+        ({"src/utils.py": "# my unfinished work\n"}, "uncommitted changes in src/utils.py"),
+        ({NEW: "mine\n"}, "uncommitted changes in src/new file.py"),
     ],
 )
 async def test_uncommitted_changes_are_never_overwritten(
@@ -95,11 +95,11 @@ async def test_staged_and_ignored_files_are_not_overwritten_either(
 ) -> None:
     repo.write({"src/utils.py": "# staged\n"})
     repo.git("add", "--all")
-    with pytest.raises(RepositoryError, match="changes of your own"):
+    with pytest.raises(RepositoryError, match="uncommitted changes"):
         await apply(repo, diff, tmp_path)
     repo.git("reset", "--hard", "--quiet")
     repo.write({".git/info/exclude": "src/new*\n", NEW: "mine\n"})
-    with pytest.raises(RepositoryError, match="changes of your own in src/new"):
+    with pytest.raises(RepositoryError, match="uncommitted changes in src/new"):
         await apply(repo, diff, tmp_path)
     assert (repo.path / NEW).read_text() == "mine\n"
     assert (repo.path / "README.md").exists()
@@ -113,7 +113,7 @@ async def test_a_diff_that_does_not_apply_changes_nothing(
         await apply(repo, diff, tmp_path)
     assert (repo.path / "README.md").exists()
     for broken in ("no diff\n", "diff --git a/x b/x\n"):
-        with pytest.raises(RepositoryError, match="no diff that git can apply"):
+        with pytest.raises(RepositoryError, match="not a diff that git can apply"):
             await apply(repo, broken, tmp_path)
 
 
@@ -162,9 +162,9 @@ async def test_a_bare_repository_is_refused(repo: Repo, diff: str, tmp_path: Pat
         ("similarity index 100%\ncopy from .env\ncopy to public.txt\n", "renames or copies"),
         (
             "deleted file mode 100644\n--- a/.env\n+++ /dev/null\n@@ -1 +0,0 @@\n-KEY=1\n",
-            "changes of your own in .env",
+            "uncommitted changes in .env",
         ),
-        ("--- a/.env\n+++ b/.env\n@@ -1 +1 @@\n-KEY=1\n+KEY=2\n", "changes of your own in .env"),
+        ("--- a/.env\n+++ b/.env\n@@ -1 +1 @@\n-KEY=1\n+KEY=2\n", "uncommitted changes in .env"),
     ],
 )
 async def test_ignored_files_are_never_overwritten(
@@ -194,12 +194,12 @@ async def test_a_file_matching_the_base_of_the_diff_is_not_an_uncommitted_change
         GitRunner(tmp_path / "git"),
         await sources.find_local(GitRunner(tmp_path / "git"), repo.path),
     )
-    with pytest.raises(RepositoryError, match="changes of your own"):
+    with pytest.raises(RepositoryError, match="uncommitted changes"):
         await apply(repo, second, tmp_path)
     assert await apply_to_files(git, local, second, base) == (NEW,)
     assert (repo.path / NEW).read_text() == "N = 1\nM = 2\n"
     repo.write({NEW: "N = 1\n# mine\n"})
-    with pytest.raises(RepositoryError, match="changes of your own"):
+    with pytest.raises(RepositoryError, match="uncommitted changes"):
         await apply_to_files(git, local, second, base)
     repo.git("reset", "--hard", "--quiet")
     (repo.path / NEW).unlink()
@@ -245,7 +245,7 @@ async def test_uncommitted_changes_are_found_whatever_the_line_endings(
 ) -> None:
     repo.git("config", "core.autocrlf", "true")
     repo.write({"src/utils.py": "# my unfinished work\r\n"})
-    with pytest.raises(RepositoryError, match=r"changes of your own in src/utils.py: nothing"):
+    with pytest.raises(RepositoryError, match=r"uncommitted changes in src/utils.py: nothing"):
         await apply(repo, diff, tmp_path)
 
 

@@ -137,10 +137,10 @@ async def test_a_commit_based_on_another_branch_is_not_merged(
 @pytest.mark.parametrize(
     ("path", "ignored", "reason"),
     [
-        ("a.txt", "", "changes of your own in a.txt"),
-        ("new.txt", "", "changes of your own in new.txt"),
-        ("new.txt", "new.txt\n", "changes of your own in new.txt"),
-        ("", "", "by a filter"),
+        ("a.txt", "", "uncommitted changes in a.txt"),
+        ("new.txt", "", "uncommitted changes in new.txt"),
+        ("new.txt", "new.txt\n", "uncommitted changes in new.txt"),
+        ("", "", "through a filter"),
         ("", "", "2 work trees"),
     ],
     ids=["changed", "unknown", "ignored", "filter", "two trees"],

@@ -336,7 +336,7 @@ async def test_an_unreachable_or_slow_server_is_asked_again(tmp_path: Path) -> N
         assert kinds.count("base") > 1  # the server asked it to wait
         assert failures_left < 0
         failures_left = 9
-        with pytest.raises(Temporary, match="out of reach"):
+        with pytest.raises(Temporary, match="cannot be reached"):
             await send_request(
                 ask_server, REPOSITORY_SERVICE, {"ask": "base"}, unreachable_seconds=0
             )

@@ -231,8 +231,8 @@ async def test_a_ref_that_looks_like_an_option_is_refused(
     [
         ("--upload-pack=touch x", InvalidRequest, "path"),
         ("-oProxyCommand=x", InvalidRequest, "path"),
-        ("ext::sh -c touch% /tmp/x", InvalidRequest, "not one"),
-        ("ext::sh", InvalidRequest, "not one"),
+        ("ext::sh -c touch% /tmp/x", InvalidRequest, "not valid"),
+        ("ext::sh", InvalidRequest, "not valid"),
         ("https://user:secret@host/x", InvalidRequest, "holds a credential"),
         ("https://ghp_secret@host/x", InvalidRequest, "holds a credential"),
         ("ssh://git:secret@host/x", InvalidRequest, "holds a password"),
@@ -240,13 +240,13 @@ async def test_a_ref_that_looks_like_an_option_is_refused(
         ("ssh://-oProxyCommand=secret@host/y", InvalidRequest, "host"),
         ("https:///x", InvalidRequest, "host"),
         ("https://host", InvalidRequest, "host and a path"),
-        ("https://host:port/x", InvalidRequest, "not one"),
-        ("https://host/a b", InvalidRequest, "not one"),
-        ("https://host/\nx", InvalidRequest, "not one"),
+        ("https://host:port/x", InvalidRequest, "not valid"),
+        ("https://host/a b", InvalidRequest, "not valid"),
+        ("https://host/\nx", InvalidRequest, "not valid"),
         ("http://host/x", Refused, "'http'.*https, ssh"),
         ("git://host/x", Refused, "'git'"),
         ("ftp://host/x", Refused, "'ftp'"),
-        ("file://host/x", InvalidRequest, "no host"),
+        ("file://host/x", InvalidRequest, "not name a host"),
         ("", InvalidRequest, "no repository"),
     ],
 )
@@ -428,7 +428,7 @@ async def test_delivery_refuses_invalid_branches_and_patches(
     with pytest.raises(PatchRefused):
         await trusted.deliver(base, diff.replace("src/utils.py", ".git/hooks/x"), "moothall/x", "m")
     sample.git("branch", "moothall")
-    with pytest.raises(RepositoryError, match="cannot make the branch"):
+    with pytest.raises(RepositoryError, match="cannot create the branch"):
         await trusted.deliver(base, diff, "moothall/x", "m")
     assert sample.git("branch", "--list", "moothall/*") == ""
 
@@ -531,5 +531,5 @@ async def test_text_of_the_base_is_read_in_its_encoding(
     assert (await trusted.text(entry.id, base.sha, "a.txt", tenant="local")).removeprefix(
         "\ufeff"
     ) == text
-    with pytest.raises(InvalidRequest, match="is no text"):
+    with pytest.raises(InvalidRequest, match="is not text"):
         await trusted.text(entry.id, base.sha, "b.bin", tenant="local")

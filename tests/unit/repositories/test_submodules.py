@@ -98,7 +98,7 @@ async def test_an_unavailable_one_is_reported_and_left_out(tmp_path: Path) -> No
     assert "sub/git is left out: repositories may not be fetched over 'git'" in notes
     assert "sub/file is left out" in notes
     dest, messages = await checked_out(trusted, base, tmp_path)
-    assert "the submodule sub/git is not here; going on without it" in messages
+    assert "the submodule sub/git is missing; continuing without it" in messages
     assert (dest / "a.py").exists()
 
 

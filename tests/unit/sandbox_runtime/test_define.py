@@ -339,7 +339,7 @@ def test_a_new_definition_is_added_in_the_right_place(
             r"not parse any more, near line 2 of the content: expected an indented block",
         ),
         ("python", "g", "def g(:\n    return 3", r"not parse any more"),
-        ("python", "a b", "def g(): pass", r"'a b' is no name"),
+        ("python", "a b", "def g(): pass", r"'a b' is not a name"),
         ("python", "g", " \n", r"content is empty"),
         (
             "javascript",

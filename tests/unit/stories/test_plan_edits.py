@@ -133,7 +133,7 @@ async def test_only_a_product_owner_can_edit_tasks_and_only_before_they_start(ap
         ((FIRST,), "no task fulfils criterion 2"),
         (
             (FIRST, SECOND.model_copy(update={"description": " \n"})),
-            "task 2 does not say what is to be done",
+            "task 2 has no description",
         ),
         (
             (FIRST, SECOND.model_copy(update={"description": "x" * 10_001})),

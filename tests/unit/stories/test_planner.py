@@ -263,7 +263,7 @@ async def test_a_malformed_event_on_the_bus_is_ignored(
     [
         (
             replace(MOVED, to_state="REVIEW"),
-            "and no move; tasks are derived when a story moves to planning",
+            "but no transition; tasks are derived when a story moves to planning",
         ),
         (replace(MOVED, metadata={}), "the story 'story-1'"),
     ],
@@ -424,7 +424,7 @@ async def test_a_story_is_unknown_to_another_tenant(planner: Planner) -> None:
     [
         ("repo", NotFound("no repository 'repo'")),
         ("repo", RepositoryError("the repository '/srv/app' does not exist")),
-        ("qa", NoCouncil("the qa council was deleted; make one with CreateCouncil")),
+        ("qa", NoCouncil("the qa council was deleted; create one with CreateCouncil")),
     ],
 )
 async def test_an_event_whose_tasks_cannot_start_is_not_processed(

@@ -230,7 +230,7 @@ async def test_compensations_run_in_reverse_even_if_one_fails() -> None:
         d=[S.ERROR],
     )
     end, reason = await flow.run()
-    assert (end, "was undone" in reason) == (End.COMPENSATED, True)
+    assert (end, "were undone" in reason) == (End.COMPENSATED, True)
     assert flow.lines[-2:] == ["undone log c", "undone log a"]
     flow = world(with_undo("a"), with_undo("c"), append("d", on_failure="compensate"), d=[S.ERROR])
     flow.answers["c/undo"] = [S.ERROR]

@@ -120,7 +120,7 @@ def test_the_same_document_has_the_same_digest_whatever_its_id() -> None:
         ),
         (
             [READ, {**WRITE, "arguments": {"path": "b", "content": "${steps.read}"}}],
-            "step write: .* is no reference",
+            "step write: .* is not a reference",
         ),
         (
             [READ, {**WRITE, "arguments": {"path": "b", "content": "${steps.write.output.path}"}}],
@@ -152,7 +152,7 @@ def test_the_same_document_has_the_same_digest_whatever_its_id() -> None:
                 },
                 {**READ, "id": "later", "needs": ["write"]},
             ],
-            "step write, compensate: .* not sure to be done by then; right are read, write",
+            "step write, compensate: .* may not have finished by then; allowed are read, write",
         ),
         (
             [{**READ, "compensate": {"tool": "files.unlink"}}],
@@ -167,7 +167,7 @@ def test_errors_are_named_before_anything_runs(steps: list[dict[str, Any]], mess
 
 @pytest.mark.parametrize("text", ["[1, 2]", "a: [", "!!python/object:os.system {}", "- x"])
 def test_an_invalid_document_is_refused(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="the workflow is no"):
+    with pytest.raises(InvalidRequest, match="the workflow is not"):
         read_yaml(text)
 
 

@@ -56,8 +56,8 @@ def test_values_keep_their_type_and_texts_remain_texts(value: Any, expected: Any
         ("${steps..output}", "right is"),
         ("${steps.read.output.}", "right is"),
         ("${steps.read.status.code}", "right is"),
-        ("${steps.read.output.content", "does not end"),
-        ("${steps.read.output.${steps.a.output}}", "does not end"),
+        ("${steps.read.output.content", "unterminated reference"),
+        ("${steps.read.output.${steps.a.output}}", "unterminated reference"),
     ],
 )
 def test_an_invalid_reference_is_reported(text: str, message: str) -> None:
@@ -70,7 +70,7 @@ def test_a_missing_field_is_named_with_the_existing_ones() -> None:
         (("contents",), "steps.read.output has content, lines, items, none"),
         (("items", "2"), "is a list of 2"),
         (("items", "x"), "is a list of 2"),
-        (("content", "x"), "is no object"),
+        (("content", "x"), "is neither an object nor a list"),
     ):
         with pytest.raises(InvalidRequest, match=message):
             find_in(RESULT, Reference("read", "output", path))

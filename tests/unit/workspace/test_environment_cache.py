@@ -75,7 +75,7 @@ async def test_a_damaged_archive_is_reported_and_removed(tmp_path: Path, environ
     path.write_bytes(path.read_bytes()[:700])
     messages: list[str] = []
     assert not await archives(tmp_path).restore("key", empty(tmp_path), messages.append)
-    assert "setting up anew" in messages[0]
+    assert "setting it up again" in messages[0]
     assert stored_files(tmp_path) == []
 
 

@@ -110,7 +110,7 @@ def test_a_reached_limit_is_named_with_its_setting() -> None:
             9000,
             "stopped after 600 s; a command may take at most 600 s (workspace.check_seconds)",
         ),
-        ("timeout", 37.2, 120, "stopped after 37 s; no more time was left for it"),
+        ("timeout", 37.2, 120, "stopped after 37 s; no time was left for it"),
         ("memory", 120, 120, "the limit of memory and was stopped (sandbox.memory_bytes = 2e+09)"),
         ("cpu", 120, 120, "a limit of CPU time"),
         ("cancelled", 120, 120, "the command was stopped: cancelled"),

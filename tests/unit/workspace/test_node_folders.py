@@ -59,7 +59,7 @@ async def test_unused_folders_beyond_the_limit_are_deleted_and_used_ones_stay(
     await cache.release(["new"])
     assert cache.names == {"used", "new"}
     assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == ["new", "used"]
-    with pytest.raises(WorkspaceFailed, match="has no old any more"):
+    with pytest.raises(WorkspaceFailed, match="no longer has old"):
         await cache.hold("old", [])
 
 

@@ -220,11 +220,13 @@ class CouncilHandler(RequestHandler):
         del context
         token = params.page_token or "0"
         if not (token.isascii() and token.isdecimal() and len(token) <= _MAX_DIGITS):
-            raise InvalidParamsError(f"page_token {token[:40]!r} is not one of this server")
+            raise InvalidParamsError(
+                f"page_token {token[:40]!r} is not a page token of this server"
+            )
         if params.context_id or params.status or params.HasField("status_timestamp_after"):
             raise UnsupportedOperationError("tasks are listed without filters")
         if params.page_size < 0:
-            raise InvalidParamsError(f"page_size is {params.page_size}; it is a positive number")
+            raise InvalidParamsError(f"page_size is {params.page_size}; it must be positive")
         size, first = min(params.page_size or _DEFAULT_TASKS, _MAX_TASKS), int(token)
         with _translated():
             views = await self._tasks.list_tasks(caller(), "", size + 1, first=first)
@@ -249,7 +251,7 @@ class CouncilHandler(RequestHandler):
             await self._deliberations.steer(task_id, text, principal, key=message.message_id)
             return task_id
         if message.context_id:
-            raise InvalidParamsError("contexts are made by this server; leave contextId out")
+            raise InvalidParamsError("this server creates the contexts; leave contextId out")
         if not message.message_id:
             raise InvalidParamsError("the message has no messageId")
         options = {**_options(params.metadata), **_options(message.metadata)}
@@ -330,7 +332,7 @@ class CouncilHandler(RequestHandler):
 def _text(message: pb.Message) -> str:
     """Return the text of a message. Raise `ContentTypeNotSupportedError` if it has other parts."""
     if any(not part.HasField("text") for part in message.parts):
-        raise ContentTypeNotSupportedError("a message consists of text parts")
+        raise ContentTypeNotSupportedError("a message may have only text parts")
     return "\n\n".join(part.text for part in message.parts)
 
 
@@ -343,14 +345,14 @@ def _options(metadata: Any) -> Mapping[str, str]:
     options = {name: fields[name] for name in _OPTIONS if name in fields}
     for name, value in options.items():
         if name in _TEXT_OPTIONS and not isinstance(value, str):
-            raise InvalidParamsError(f"metadata {name} is a text")
+            raise InvalidParamsError(f"metadata {name} must be a string")
     return {name: str(value) for name, value in options.items()}
 
 
 def _agents(number: str) -> int:
     count = number.removesuffix(".0")  # numbers of metadata are floats
     if not (count.isascii() and count.isdecimal() and len(count) <= _MAX_DIGITS):
-        raise InvalidParamsError(f"metadata agents is {number[:40]!r}; it is a whole number")
+        raise InvalidParamsError(f"metadata agents is {number[:40]!r}; it must be a whole number")
     return int(count)
 
 

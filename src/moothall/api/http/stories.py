@@ -378,7 +378,7 @@ def _request_key(request: Request, document_id: str = "") -> str:
         return document_id or new_task_id()
     if not 0 < len(header) <= KEY_CHARS:
         raise InvalidRequest(
-            f"the Idempotency-Key has {len(header)} characters; it has 1 to {KEY_CHARS}"
+            f"the Idempotency-Key has {len(header)} characters; allowed are 1 to {KEY_CHARS}"
         )
     return digest(caller().name, header)
 

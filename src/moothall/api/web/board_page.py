@@ -192,7 +192,7 @@ class _CardRange:
 
     @classmethod
     def of(cls, request: Request) -> _CardRange:
-        """Read the cut of a URL. Raises `InvalidRequest`."""
+        """Read the range of a URL. Raises `InvalidRequest`."""
         column = request.query_params.get("column", "")
         if column not in {"", *lifecycle().columns, *lifecycle().off_board}:
             raise InvalidRequest(
@@ -206,7 +206,7 @@ class _CardRange:
         )
 
     def cards(self, state: str, cards: Cards) -> Cards:
-        """Return the cards of a column that are in the cut, without a limit on their number."""
+        """Return the cards of a column that are in the range, without a limit on their number."""
         if self.after is not None:
             return [card for card in cards if card.seq > self.after or is_working(card)]
         if state == self.column and self.before:

@@ -183,7 +183,7 @@ class OpenFile:
 
     @classmethod
     def of(cls, request: Request) -> OpenFile:
-        """Read the file from a URL; what is not a number counts as 0."""
+        """Read the file from a URL; other values than numbers count as 0."""
         texts = (request.query_params.get(name, "") for name in ("rank", "file", "from"))
         return cls(*(int(text) if re.fullmatch(r"[0-9]{1,7}", text) else 0 for text in texts))
 

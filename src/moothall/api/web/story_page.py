@@ -47,14 +47,14 @@ def matches(card: StoryState, query: str) -> bool:
 
 
 def needs_user(card: StoryState, principal: Principal) -> bool:
-    """Return whether a story cannot go on without this user."""
+    """Return whether a story cannot continue without this user."""
     return status_of(card, principal)[0] in {"needs", "lost"} and any(
         not reason for _, _, reason in moves(card, principal)
     )
 
 
 def count_needed(cards: Iterable[StoryState], principal: Principal) -> int:
-    """Return how many stories on the board cannot go on without this user."""
+    """Return how many stories on the board cannot continue without this user."""
     columns = lifecycle().columns
     return sum(card.position.state in columns and needs_user(card, principal) for card in cards)
 

@@ -1,5 +1,5 @@
-"""What the reporters of test cases share: the file for their lines of JSON, and the time limit of a
-case. Supports Python 3.7 and later.
+"""The shared parts of the reporters of test cases: the file for their lines of JSON, and the time
+limit of a case. Supports Python 3.7 and later.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class McpServerSettings(Section):
         ge=0,
         le=86_400,
         description="how long a command without files keeps running for its workspace without a "
-        "call; 0: each call starts it anew",
+        "call; 0: each call starts it again",
     )
     danger: Danger | None = Field(
         None,

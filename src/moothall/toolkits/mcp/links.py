@@ -525,7 +525,7 @@ class ServerPool:
                 raise CallFailed(
                     f"the MCP server {key[2]} has ended since its last call: "
                     f"{server.link_end.end_reason}; "
-                    "its state is lost, and the next call starts it anew"
+                    "its state is lost, and the next call restarts it"
                 )
             try:
                 server.link_end.bytes_left = server.link_end.max_bytes

@@ -142,7 +142,7 @@ class McpTools:
         if name not in self._mcp.servers:
             names = ", ".join(self._mcp.servers) or "none"
             raise NotFound(
-                f"no MCP server {name[:60]!r} is configured ([mcp.servers.NAME]); there are: "
+                f"no MCP server {name[:60]!r} is configured ([mcp.servers.NAME]); the servers are: "
                 f"{names}"
             )
         try:

@@ -81,7 +81,7 @@ def pod_waiting_reason(pod: Mapping[str, Any]) -> str:
     """Return what a pod that is not running yet waits for, or ''."""
     for condition in (pod.get("status") or {}).get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return _with_detail("no node takes it", condition.get("message"))
+            return _with_detail("no node accepts it", condition.get("message"))
     return ""
 
 

@@ -284,7 +284,7 @@ class Folders:
         if name in volumes or name.isdecimal():
             return volumes.get(name, self.shown / name)
         raise WorkspaceFailed(
-            f"no volume {name[:80]!r}; there are {', '.join(volumes)} and numbers"
+            f"no volume {name[:80]!r}; the volumes are {', '.join(volumes)} and numbers"
         )
 
 

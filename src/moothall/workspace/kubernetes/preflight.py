@@ -310,6 +310,6 @@ def _dry_run(api: client.ApiClient, jobs: JobSettings, document: _Document) -> F
             part,
             ok=False,
             detail=f"the cluster warns: {warning[:400]}",
-            mend="change what it names in the settings of `jobs`",
+            mend="change the named settings of `jobs`",
         )
     return Finding(part, ok=True, detail="the Job of a workspace is accepted (dry run)")

@@ -74,7 +74,7 @@ def test_the_reason_for_a_waiting_pod_or_a_missing_pod_is_reported() -> None:
             ]
         }
     }
-    assert cluster.pod_waiting_reason(waiting) == "no node takes it: 0/2 nodes: Insufficient cpu"
+    assert cluster.pod_waiting_reason(waiting) == "no node accepts it: 0/2 nodes: Insufficient cpu"
     assert (
         cluster.pod_waiting_reason(
             {"status": {"conditions": [{"type": "PodScheduled", "status": "True"}]}}
