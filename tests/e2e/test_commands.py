@@ -111,6 +111,11 @@ async def test_the_log_and_the_audit_show_what_happened(command: Command) -> Non
     whole_log = await command("log", "tail")
     assert whole_log.code == 0, whole_log.err
     assert task_id in whole_log.out
+    late = await command("log", "tail", "--task", task_id, "--after", str(events[-1]["seq"]))
+    assert (late.code, late.out) == (0, "")
+    unknown = await command("log", "tail", "--task", "task-unknown")
+    assert (unknown.code, unknown.out) == (2, "")
+    assert "no events of task 'task-unknown'" in unknown.err
     assert (await command("log", "dead")).out.strip().endswith("dead letters")
     audit = await command("audit", "verify")
     assert audit.code == 0, audit.out

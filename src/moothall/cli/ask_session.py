@@ -216,11 +216,12 @@ async def _open_remote_session(options: AskOptions) -> AsyncIterator[AskSession]
 
 _PROMPT = "> "
 _READ_BYTES = 65_536
-_HELP = """Type a question or a task; the next one continues from its answer. End a line with \\ to continue it on the next line.
+_HELP = """Type a question or a task; the next one continues from its answer.
+End a line with \\ to continue it on the next line.
   /diff    show the last change again
   /apply   apply it to your files, with the earlier changes that it needs
   /new     start another conversation
-  /quit    leave, as the end of input does; Ctrl-C stops an answer"""  # noqa: E501 - a line of embedded text
+  /quit    leave, as the end of input does; Ctrl-C stops an answer"""
 
 
 class _InputLines:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 
 import nats.errors
 import pytest
@@ -31,15 +30,8 @@ class _Client(FastClient):
     def is_closed(self) -> bool:
         return self.closed
 
-    def publish_nowait(
-        self,
-        subject: str,
-        data: bytes = b"",
-        *,
-        reply: str = "",
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        del data, reply, headers
+    def publish_nowait(self, subject: str, data: bytes = b"", **_: object) -> None:
+        del data
         assert subject.endswith(_CONSUMER)
         self.requests += 1
 
